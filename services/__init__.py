@@ -1,0 +1,1 @@
+"""The four independent services that decide; each runs as its own process."""

@@ -1,0 +1,1 @@
+"""Decides when state is saved, who writes which chunk, and which checkpoint counts."""

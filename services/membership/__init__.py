@@ -1,0 +1,1 @@
+"""Decides who takes part: weighs evidence and publishes the next world."""

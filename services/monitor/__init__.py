@@ -1,0 +1,1 @@
+"""Watches every event and heartbeat, and raises and clears alerts."""

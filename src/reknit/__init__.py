@@ -1,0 +1,1 @@
+"""Elastic data-parallel training that survives the loss of any process."""

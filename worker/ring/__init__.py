@@ -1,0 +1,1 @@
+"""The ring between workers: links, frames, ordered reduction and roll call."""
