@@ -48,7 +48,7 @@ bench: setup  ## Run the benchmarks
 	$(BIN)/python bench/run.py
 
 coverage: setup  ## Run the tests with coverage, in every process they start
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run $(BIN)/pytest
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 
