@@ -1,0 +1,72 @@
+"""One class a cause, each with its exit code and the next thing to do; the command line turns them into exits in one place.
+
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 75 the control plane cannot be reached, 130 interrupted,
+143 terminated.
+"""
+
+from __future__ import annotations
+
+
+class ReknitError(Exception):
+    """Base of all errors that reknit raises on purpose.
+
+    Attributes:
+        exit_code: what the command line exits with.
+        hint: the next thing to do, one sentence, or empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ReknitError):
+    """Wrong flags, wrong input, a file that does not exist, a name that is not allowed."""
+
+    exit_code = 2
+
+
+class RunFailed(ReknitError):
+    """The run itself failed: the script raised, the restart budget is spent."""
+
+    exit_code = 1
+
+
+class ControlPlaneUnreachable(ReknitError):
+    """The broker or a service does not answer."""
+
+    exit_code = 75
+
+
+class Unauthorized(ControlPlaneUnreachable):
+    """The broker or the job refused our credentials; final, never retried."""
+
+
+class WireError(ReknitError):
+    """Bytes that do not decode to what they should be."""
+
+
+class StaleGeneration(ReknitError):
+    """Something of a past generation was refused (fencing)."""
+
+
+class StaleWorld(ReknitError):
+    """Compare-and-set on the world log lost: somebody appended first."""
+
+
+class RefusedByJob(ReknitError):
+    """The job does not let this worker in; the reason names the first difference."""
+
+
+class StateError(ReknitError):
+    """Tracked state cannot be taken or put: an object of a kind that cannot travel, a shape that does not fit."""
+
+
+class CheckpointError(ReknitError):
+    """A checkpoint cannot be written, does not verify, or does not exist."""
+
+
+class LedgerError(ReknitError):
+    """The ledger does not prove that every sample was used once."""

@@ -1,0 +1,559 @@
+"""Every event and heartbeat that crosses the bus, as closed msgspec unions, one union an area.
+
+Used like this: build a struct, publish it with `Bus.publish(job, event)`; a subscriber gets the struct back, typed.
+The subject is derived from the struct (`subject_of`), never written by hand.
+
+Rules that keep old bytes readable (tests/core/test_corpus.py holds bytes of every released shape):
+a new field always has a default; a field is never renamed, re-typed or re-used; a tag is never changed.
+Times in events are what the publisher measured with its own monotonic clock (durations, seconds); the wall time of
+publishing travels in the CloudEvents header `ce-time` and is for people only, never for decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=False):
+    """Base of all durable events; the tag is `<area>.<what>` and so the tail of the subject."""
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of heartbeats: core NATS, never stored."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the records inside events."""
+
+
+# ---------------------------------------------------------------------------------------------------------- parts
+
+
+class Terms(Part):
+    """What all workers of a run must agree on before one is let in; compared field by field, first difference named."""
+
+    slots: int
+    micro_batch: int
+    samples: int
+    epochs: int
+    seed: int
+    parameters: tuple[str, ...] = ()
+    """One entry a tracked tensor, `name dtype shape`, in reduction order."""
+    numerics: dict[str, str] = {}
+    """The numeric contract: torch version, intra-op threads, ISA cap, flags that change bits."""
+
+
+class Member(Part):
+    """One worker in a world. `index` in the world's tuple is its place in the ring."""
+
+    worker: str
+    incarnation: int
+    node: str
+    pid: int
+    address: str
+    """`host:port` of the worker's ring listener."""
+    role: Literal["active", "spare"] = "active"
+    """active: may hold slots; spare: current state, no slots. Whether a member is still a *learner* is its own business."""
+
+
+class Range(Part):
+    """Slots `[first, end)` of a step, computed by one worker."""
+
+    worker: str
+    first: int
+    end: int
+
+
+class Evidence(Part):
+    """One observation that speaks for or against a member."""
+
+    about: str
+    """Worker or node id."""
+    source: Literal["exit", "disconnect", "refused", "ring", "heartbeat", "progress", "frozen", "gossip", "leave", "join", "asked"]
+    observer: str
+    detail: str = ""
+    certain: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------------ job
+
+
+class JobSubmitted(Event, tag="job.submitted"):
+    """A run begins. A second one of the same name is accepted only after `job.finished`."""
+
+    run: str
+    """Unique id of this run of the job."""
+    script: str
+    args: tuple[str, ...] = ()
+    slots: int = 0
+    """0: the script's own number holds."""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int = 1
+    spares: int = 0
+    secret_check: str = ""
+    """HMAC of the job's name under its secret: a node with another secret is refused before it starts anything."""
+    checkpoint_dir: str = ""
+    checkpoint_every_steps: int = 0
+    checkpoint_every_seconds: float = 0.0
+    checkpoint_keep: int = 3
+    max_restarts: int = 100
+    """Job-wide budget of worker restarts after failures."""
+    stuck_after: float = 120.0
+    """Seconds on one step, while others wait, until a worker counts as stuck."""
+    last_call: float = 3.0
+    """Seconds to wait for more workers once the minimum is there."""
+
+
+class JobScaled(Event, tag="job.scaled"):
+    """Somebody asked for another number of active workers in all."""
+
+    workers: int
+
+
+class DrainAsked(Event, tag="job.drain"):
+    """Take a node or a worker out politely, at a step boundary."""
+
+    target: str
+    reason: str = ""
+
+
+class JobStopAsked(Event, tag="job.stop"):
+    """Stop the whole run: politely (drain all, last checkpoint) or at once."""
+
+    reason: str = ""
+    at_once: bool = False
+
+
+class JobFinished(Event, tag="job.finished"):
+    """The run is over."""
+
+    run: str
+    outcome: Literal["completed", "failed", "stopped"]
+    reason: str = ""
+    step: int = 0
+    state_hash: str = ""
+    root_worker: str = ""
+    """Where a failure began, if it failed."""
+
+
+# ---------------------------------------------------------------------------------------------------- node, worker
+
+
+class AgentJoined(Event, tag="node.joined"):
+    """A node's agent is up."""
+
+    node: str
+    run: str
+    host: str
+    pid: int
+    nproc: int
+    client_id: int = 0
+    """NATS client id of the agent's connection: ties `$SYS` disconnect notices to the node."""
+
+
+class AgentLeft(Event, tag="node.left"):
+    """A node's agent goes, its workers ended before it."""
+
+    node: str
+    reason: str = ""
+
+
+class WorkerStarted(Event, tag="worker.started"):
+    """The agent forked a worker process; it is not in any world yet."""
+
+    worker: str
+    incarnation: int
+    node: str
+    pid: int
+    attempt: int = 0
+
+
+class WorkerRegistered(Event, tag="worker.registered"):
+    """The worker is ready to take part: model built, address bound, terms known."""
+
+    worker: str
+    incarnation: int
+    node: str
+    run: str
+    pid: int
+    address: str
+    terms: Terms
+    has_state_of: int = -1
+    """The step whose weights this worker already holds (a member that was evicted and comes back), -1: none."""
+    client_id: int = 0
+    """NATS client id of the worker's connection."""
+
+
+class WorkerExited(Event, tag="worker.exited"):
+    """The agent reaped the process: certain evidence."""
+
+    worker: str
+    incarnation: int
+    node: str
+    pid: int
+    code: int = 0
+    """Exit status, or minus the signal's number."""
+    signal: str = ""
+    out_of_memory: bool = False
+    stderr_tail: str = ""
+    seconds_alive: float = 0.0
+    last_step: int = -1
+    expected: bool = False
+    """True after a finish, drain or stop."""
+    log: str = ""
+    """Path of the worker's log on its node."""
+
+
+class WorkerFailed(Event, tag="worker.failed"):
+    """The user's script raised."""
+
+    worker: str
+    incarnation: int
+    error: str
+    traceback: str
+    step: int = -1
+    slot: int = -1
+    samples: tuple[int, ...] = ()
+
+
+class WorkerLeaving(Event, tag="worker.leaving"):
+    """The worker asks to be planned out (drain, SIGTERM); it goes on computing until it is out of the world."""
+
+    worker: str
+    incarnation: int
+    reason: str = ""
+
+
+class WorkerCaughtUp(Event, tag="worker.caught_up"):
+    """A learner has applied every result: it is current and may be given slots."""
+
+    worker: str
+    incarnation: int
+    generation: int
+    step: int
+    seconds: float = 0.0
+
+
+class WorkerFinished(Event, tag="worker.finished"):
+    """The worker left the step loop with the last step applied."""
+
+    worker: str
+    incarnation: int
+    generation: int
+    step: int
+    state_hash: str = ""
+
+
+class WorkerStuck(Event, tag="worker.stuck"):
+    """The agent sees that a process does not run (stopped, uninterruptible) although it exists."""
+
+    worker: str
+    incarnation: int
+    node: str
+    state: str
+    """Process state letter of the kernel and its meaning: `T stopped`, `D uninterruptible`; `R running` clears it."""
+    seconds: float = 0.0
+
+
+# ------------------------------------------------------------------------------------------------------ ring, world
+
+
+class RingBroken(Event, tag="ring.broken"):
+    """A ring link failed under the worker."""
+
+    worker: str
+    incarnation: int
+    generation: int
+    step: int
+    peer: str
+    side: Literal["previous", "next"]
+    error: str = ""
+
+
+class RingLinked(Event, tag="ring.linked"):
+    """Ring linked and roll call done, as this worker saw it."""
+
+    worker: str
+    incarnation: int
+    generation: int
+    step: int
+    link_seconds: float = 0.0
+    roll_call_seconds: float = 0.0
+    decision: str = ""
+    """The roll call's decision in words: furthest result, what is sent again, orphaned slots and who takes them."""
+
+
+class RingRecovered(Event, tag="ring.recovered"):
+    """First step committed in a new generation (published by the worker that owns slot 0)."""
+
+    worker: str
+    generation: int
+    step: int
+    seconds: float
+    """From this worker's first notice of the break to the commit."""
+    computed_again: int = 0
+    """Slots that the roll call had orphaned."""
+
+
+class WorldChanged(Event, tag="world.changed"):
+    """The whole world. Appended with compare-and-set on the previous one: exactly one world can follow another."""
+
+    generation: int
+    run: str
+    status: Literal["running", "paused", "finished"]
+    members: tuple[Member, ...] = ()
+    """In ring order."""
+    reason: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    decided_by: str = ""
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    awaiting: str = ""
+    """When paused: what is missing, in words."""
+    leaving: tuple[str, ...] = ()
+    """Members that shall get no slots from the next plan on."""
+    targets: dict[str, int] = {}
+    """Node -> number of workers that its agent shall keep alive (empty: the agent's own nproc)."""
+    restarts: int = 0
+    """Job-wide restarts after failures so far."""
+
+
+class WorkerRefused(Event, tag="world.refused"):
+    """A worker or node is not let in, and why; the agent does not retry it blindly."""
+
+    worker: str
+    incarnation: int
+    reason: str
+    final: bool = True
+
+
+# ----------------------------------------------------------------------------------------------------------- shards
+
+
+class ShardsPlanned(Event, tag="shards.planned"):
+    """Who computes which slots in steps that begin under (generation, version)."""
+
+    generation: int
+    version: int
+    slots: int
+    ranges: tuple[Range, ...]
+    """In ring order, contiguous, covering [0, slots)."""
+    reason: str = ""
+
+
+class StepsCommitted(Event, tag="shards.committed"):
+    """Ledger records of steps [first, last], all with the same owners; published by the worker that owns slot 0."""
+
+    run: str
+    first: int
+    last: int
+    generation: int
+    ranges: tuple[Range, ...]
+    """Who computed which slots (after orphans were taken over); must cover [0, slots)."""
+    slots: int
+    chains: tuple[int, ...] = ()
+    """One 64-bit result chain a step: chain[t] = xxh3(chain[t-1], reduced result of t). Equal on all workers."""
+    loss: float | None = None
+    """Global mean loss of the last of these steps."""
+    computed_again: int = 0
+
+
+class EpochFinished(Event, tag="shards.epoch"):
+    """Every sample of an epoch is in exactly one committed step."""
+
+    run: str
+    epoch: int
+    steps: int
+    samples: int
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoint
+
+
+class CheckpointRequested(Event, tag="checkpoint.requested"):
+    """The service asks for a checkpoint; the ring agrees on the step."""
+
+    checkpoint: str
+    """Id, unique in the job."""
+    at_step: int = 0
+    """Not before this many committed steps."""
+    reason: str = ""
+    reassigned: dict[str, tuple[int, ...]] = {}
+    """Worker -> chunk numbers, when a writer was lost: same id, only these chunks."""
+
+
+class CheckpointWritten(Event, tag="checkpoint.written"):
+    """One file of a checkpoint is durable (file and directory fsynced)."""
+
+    checkpoint: str
+    step: int
+    """Steps committed in this state: the next step to run."""
+    worker: str
+    file: str
+    """Name inside the checkpoint's directory."""
+    chunk: int
+    """Number of the chunk, -1 for the index."""
+    chunks: int
+    """How many chunks the state has in all."""
+    bytes: int
+    hash: str
+    """xxh3-128, hex."""
+    generation: int = 0
+    chain: int = 0
+    seconds: float = 0.0
+
+
+class CheckpointCommitted(Event, tag="checkpoint.committed"):
+    """The manifest is durable: from now on this checkpoint exists."""
+
+    checkpoint: str
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+    parent: str = ""
+
+
+class CheckpointFailed(Event, tag="checkpoint.failed"):
+    """A checkpoint was given up; the one before it is untouched."""
+
+    checkpoint: str
+    reason: str
+    step: int = -1
+    worker: str = ""
+
+
+class CheckpointRestored(Event, tag="checkpoint.restored"):
+    """A run without any live state begins from a checkpoint (or from step 0: `checkpoint` is empty)."""
+
+    run: str
+    checkpoint: str
+    step: int
+    worker: str
+    generation: int
+    chain: int = 0
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that did not verify, each with the reason."""
+
+
+class CheckpointDeleted(Event, tag="checkpoint.deleted"):
+    """Retention removed a checkpoint of this job."""
+
+    checkpoint: str
+    reason: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------------- monitor
+
+
+class Alert(Event, tag="monitor.alert"):
+    """Raised once, cleared once."""
+
+    alert: str
+    """Stable name of the rule, e.g. `worker-lost`."""
+    subject: str
+    """What it is about: a worker, a node, the job."""
+    state: Literal["raised", "cleared"]
+    severity: Literal["info", "warning", "critical"]
+    reason: str
+    suggestion: str = ""
+    number: int = 0
+    """Counts the raisings of this alert and subject; raised and cleared of one incident share it."""
+
+
+# ------------------------------------------------------------------------------------------------------- heartbeats
+
+
+class WorkerPulse(Pulse, tag="worker"):
+    """A worker's heartbeat, 4 Hz, from its bus thread."""
+
+    worker: str
+    incarnation: int
+    generation: int
+    step: int
+    """Step in flight."""
+    committed: int
+    """Number of committed steps."""
+    phase: Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "finish"] = "starting"
+    """compute: a micro-batch; reduce: in the ring; mend: linking, roll call; wait: for a world; learn: receiving state;
+    user: the script's own code between steps; finish: after the last step."""
+    in_phase: float = 0.0
+    """Seconds since the phase or the step changed last."""
+    samples: int = 0
+    """Samples in committed steps so far."""
+    rate: float = 0.0
+    """Samples a second of the whole job, over the last seconds."""
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    """Own compute time a slot, recent mean: what tells a straggler."""
+    slots: int = 0
+    """How many slots this worker has now."""
+    loss: float | None = None
+    loss_finite: bool = True
+    epoch: int = 0
+    steps_in_all: int = 0
+    rss: int = 0
+    current: bool = False
+    """False while learning."""
+
+
+class NodePulse(Pulse, tag="node"):
+    """An agent's heartbeat, 4 Hz."""
+
+    node: str
+    workers: dict[str, str] = {}
+    """Worker -> kernel process state letter."""
+    load: float = 0.0
+    memory_free: int = 0
+
+
+JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobFinished
+NodeEvent = AgentJoined | AgentLeft
+WorkerEvent = (
+    WorkerStarted
+    | WorkerRegistered
+    | WorkerExited
+    | WorkerFailed
+    | WorkerLeaving
+    | WorkerCaughtUp
+    | WorkerFinished
+    | WorkerStuck
+)
+RingEvent = RingBroken | RingLinked | RingRecovered
+WorldEvent = WorldChanged | WorkerRefused
+ShardsEvent = ShardsPlanned | StepsCommitted | EpochFinished
+CheckpointEvent = (
+    CheckpointRequested
+    | CheckpointWritten
+    | CheckpointCommitted
+    | CheckpointFailed
+    | CheckpointRestored
+    | CheckpointDeleted
+)
+MonitorEvent = Alert
+
+AnyEvent = JobEvent | NodeEvent | WorkerEvent | RingEvent | WorldEvent | ShardsEvent | CheckpointEvent | MonitorEvent
+AnyPulse = WorkerPulse | NodePulse
+
+AREAS: dict[str, object] = {
+    "job": JobEvent,
+    "node": NodeEvent,
+    "worker": WorkerEvent,
+    "ring": RingEvent,
+    "world": WorldEvent,
+    "shards": ShardsEvent,
+    "checkpoint": CheckpointEvent,
+    "monitor": MonitorEvent,
+    "heartbeat": AnyPulse,
+}
+"""Area (third token of a subject) -> the closed union that may appear there."""
+
+
+def kind_of(event: Event) -> str:
+    """Return `<area>.<what>` of an event, which is also the tail of its subject."""
+    tag = event.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
