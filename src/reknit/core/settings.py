@@ -1,0 +1,399 @@
+"""Settings: what a flag says, else the environment, else a file, else the default.
+
+Used like this: `settings = resolve(flags, os.environ, Path.cwd())`, then `settings.job.slots`;
+`settings.sources["slots"]` says where that came from. The name of a setting is the same everywhere: `slots` here,
+`--slots` as a flag, `REKNIT_SLOTS` in the environment, `slots = 8` in `reknit.toml` (or under `[tool.reknit]` of
+`pyproject.toml`) in the working directory. What torchrun shares with us is also read from its `PET_*` variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reknit.core.errors import UsageError
+from reknit.core.subjects import valid_name
+
+FILE = "reknit.toml"
+PYPROJECT = "pyproject.toml"
+AUTO = 0
+"""`nproc_per_node` of this value: as many workers as this process may use cores."""
+MAX_NODE = 56
+"""Longest node name: a worker is called `<node>-<number>`, and that must be a valid name too."""
+
+Parse = Callable[[Any], Any]
+
+
+class _Unfit(Exception):
+    """A value is not of its setting's kind; the text goes on from the setting's name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSpan:
+    """How many nodes a job needs and takes: torchrun's `--nnodes MIN:MAX`."""
+
+    least: int = 1
+    most: int = 1
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+_ONE_NODE = NodeSpan()
+
+
+def _whole(least: int) -> Parse:
+    def parse(value: Any) -> int:
+        number = None
+        if isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
+            number = int(value)
+        if number is None or number < least:
+            raise _Unfit(f"must be a whole number of at least {least}")
+        return number
+
+    return parse
+
+
+def _number(least: float, *, above: bool = False) -> Parse:
+    def parse(value: Any) -> float:
+        said = f"must be a number {'above' if above else 'of at least'} {least:g}"
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise _Unfit(said)
+        try:
+            number = float(value)
+        except ValueError:
+            raise _Unfit(said) from None
+        if not (least < number if above else least <= number) or number == float("inf"):
+            raise _Unfit(said)
+        return number
+
+    return parse
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Unfit("must be text")
+    return value
+
+
+def _yes_or_no(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return known[str(value).strip().lower()]
+    except KeyError:
+        raise _Unfit("must be true or false") from None
+
+
+def _span(value: Any) -> NodeSpan:
+    if isinstance(value, NodeSpan):
+        return value
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", str(value).strip())
+    if not match:
+        raise _Unfit("must be a number of nodes or MIN:MAX, as in 1:4")
+    least, most = int(match[1]), int(match[2] or match[1])
+    if least < 1:
+        raise _Unfit("must be at least 1")
+    if least > most:
+        raise _Unfit(f"has a minimum ({least}) above its maximum ({most})")
+    return NodeSpan(least, most)
+
+
+def _workers(value: Any) -> int:
+    if isinstance(value, str) and value.strip().lower() in {"auto", "cpu"}:
+        return AUTO
+    try:
+        return int(_whole(1)(value))
+    except _Unfit:
+        raise _Unfit("must be a whole number of at least 1, or auto") from None
+
+
+def _port(value: Any) -> int:
+    try:
+        number = int(_whole(0)(value))
+    except _Unfit:
+        number = -1
+    if not 0 <= number <= 65535:
+        raise _Unfit("must be a port number, 0 to 65535")
+    return number
+
+
+def _name(what: str, longest: int = 0) -> Parse:
+    def parse(value: Any) -> str:
+        name = _text(value)
+        if name:
+            try:
+                valid_name(name, what)
+            except UsageError as error:
+                raise _Unfit(f"is not a valid name: {error.hint}") from None
+            if longest and len(name) > longest:
+                raise _Unfit(f"is too long: at most {longest} characters")
+        return name
+
+    return parse
+
+
+def _setting(default: Any, parse: Parse, doc: str, *, also: tuple[str, ...] = (), flag: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"parse": parse, "doc": doc, "also": also, "flag": flag})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobSettings:
+    """The job: the same on every node that takes part."""
+
+    job: str = _setting(
+        "",
+        _name("the job's name"),
+        "Name of the job; by default the script's name and 4 random letters.",
+        also=("PET_RDZV_ID",),
+    )
+    nnodes: NodeSpan = _setting(  # noqa: RUF009  (a `dataclasses.field` in the end)
+        _ONE_NODE, _span, "Nodes that the job needs and takes at most, as MIN:MAX or one number.", also=("PET_NNODES",)
+    )
+    nproc_per_node: int = _setting(
+        1, _workers, "Workers on this node; auto: one for each core.", also=("PET_NPROC_PER_NODE",)
+    )
+    slots: int = _setting(
+        0, _whole(0), "Slots of a step (global batch = slots x micro-batch); 0: the number in the script holds."
+    )
+    spares: int = _setting(0, _whole(0), "Hot spares: workers above the maximum that stand ready without slots.")
+    max_restarts: int = _setting(
+        100, _whole(0), "Restarts of failed workers that the whole job may use up.", also=("PET_MAX_RESTARTS",)
+    )
+    stuck_after: float = _setting(
+        120.0, _number(0, above=True), "Seconds without progress, while others wait, until a worker counts as stuck."
+    )
+    last_call: float = _setting(3.0, _number(0), "Seconds to wait for more workers once the minimum is there.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """This node only."""
+
+    node: str = _setting("", _name("the node's name", MAX_NODE), "Name of this node; by default the host's name.")
+    host: str = _setting(
+        "",
+        _text,
+        "Address of this node that the others can reach; by default the one on the route to the broker.",
+        also=("PET_LOCAL_ADDR",),
+    )
+    threads: int = _setting(0, _whole(0), "Threads a worker computes with; 0: cores / workers, at least 1.")
+    grace: float = _setting(
+        30.0, _number(0), "Seconds that workers have to finish after a polite stop until they are killed."
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Checkpoints: where, how often, how many."""
+
+    checkpoint_dir: str = _setting(
+        "", _text, "Folder or URL of the checkpoints; by default inside the job's folder of the home."
+    )
+    checkpoint_every_steps: int = _setting(0, _whole(0), "Take a checkpoint every so many steps; 0: not by steps.")
+    checkpoint_every_seconds: float = _setting(
+        0.0, _number(0), "Take a checkpoint every so many seconds; 0: not by time."
+    )
+    keep: int = _setting(3, _whole(1), "Newest checkpoints that are kept.")
+    resume: bool = _setting(
+        False, _yes_or_no, "Begin a new run of this job from the newest checkpoint of the runs before it."
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Where the control plane is."""
+
+    home: str = _setting("", _text, "Folder for what the jobs leave on this machine; ~/.local/state/reknit by default.")
+    nats: str = _setting(
+        "",
+        _text,
+        "Broker to use: nats://user:password@host:port, host:port, or the path of a job's endpoint.json. "
+        "By default that of `reknit up`, else one of the job's own.",
+        also=("PET_RDZV_ENDPOINT",),
+    )
+    port: int = _setting(0, _port, "Port of a broker that is started here; 0: a free one.")
+    secret_file: str = _setting(
+        "", _text, "File that holds the job's secret; must say the same on all nodes. By default in the job's folder."
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, by concern.
+
+    Attributes:
+        sources: setting name -> where it came from: `flag --slots`, `environment REKNIT_SLOTS`, `file …`, `default`.
+    """
+
+    job: JobSettings
+    node: NodeSettings
+    checkpoint: CheckpointSettings
+    control: ControlSettings
+    sources: Mapping[str, str]
+
+    def items(self) -> Iterator[tuple[str, Any, str, str]]:
+        """Yield (name, value, source, what it means) of every setting, by concern."""
+        for concern in (self.job, self.node, self.checkpoint, self.control):
+            for field in dataclasses.fields(concern):
+                value = getattr(concern, field.name)
+                yield field.name, value, self.sources[field.name], field.metadata["doc"]
+
+
+_CONCERNS = (JobSettings, NodeSettings, CheckpointSettings, ControlSettings)
+_FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for concern in _CONCERNS for f in dataclasses.fields(concern)}
+NAMES = tuple(_FIELDS)
+
+
+def doc_of(name: str) -> str:
+    """What a setting means, one sentence or two; the help text of its flag."""
+    return str(_FIELDS[name].metadata["doc"])
+
+
+def env_names(name: str) -> tuple[str, ...]:
+    """Environment variables that set a setting; the first one that is set and not empty wins."""
+    return (f"REKNIT_{name.upper()}", *_FIELDS[name].metadata["also"])
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting, as a person types it."""
+    return "--" + name.replace("_", "-")
+
+
+def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """The known word that is most like this one, or empty if none is."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return found[0] if found else ""
+
+
+def resolve(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> Settings:
+    """Resolve every setting: flag, else environment, else file, else default.
+
+    Args:
+        flags: setting name -> value given on the command line; None: not given.
+        env: the process's environment.
+        folder: the working directory, where the file is looked for.
+
+    Raises:
+        UsageError: a value is not of its kind (the text names the setting and where it came from), the file does not
+            parse, or holds an unknown key (the text names the nearest known one).
+    """
+    file, in_file = read_file(folder)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, field in _FIELDS.items():
+        raw, source = _raw(name, flags, env, file, in_file)
+        values[name] = field.default if source == "default" else _parsed(name, raw, source)
+        sources[name] = source
+
+    def of(concern: type) -> dict[str, Any]:
+        return {f.name: values[f.name] for f in dataclasses.fields(concern)}
+
+    return Settings(
+        job=JobSettings(**of(JobSettings)),
+        node=NodeSettings(**of(NodeSettings)),
+        checkpoint=CheckpointSettings(**of(CheckpointSettings)),
+        control=ControlSettings(**of(ControlSettings)),
+        sources=sources,
+    )
+
+
+def _raw(
+    name: str, flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None, in_file: Mapping[str, Any]
+) -> tuple[Any, str]:
+    if flags.get(name) is not None:
+        return flags[name], f"flag {flag_of(name)}"
+    for variable in env_names(name):
+        if env.get(variable):
+            return env[variable], f"environment {variable}"
+    if name in in_file:
+        return in_file[name], f"file {file}"
+    return None, "default"
+
+
+def _parsed(name: str, raw: Any, source: str) -> Any:
+    try:
+        return _FIELDS[name].metadata["parse"](raw)
+    except _Unfit as error:
+        raise UsageError(f"{name} {error}, not {raw!r} (from {source})", hint=doc_of(name)) from None
+
+
+def read_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Read `reknit.toml`, else `[tool.reknit]` of `pyproject.toml`, in `folder`; keys come back with underscores.
+
+    Raises:
+        UsageError: unreadable, not TOML, or a key that no setting has.
+    """
+    file = folder / FILE
+    if file.is_file():
+        return file, _known(file, "", _toml(file))
+    file = folder / PYPROJECT
+    if file.is_file():
+        try:
+            content = _toml(file)
+        except UsageError:
+            # somebody else's file: a project that does not use our table must not stop us
+            if "tool.reknit" not in file.read_text(errors="replace"):
+                return None, {}
+            raise
+        table = content.get("tool", {}).get("reknit")
+        if isinstance(table, dict):
+            return file, _known(file, "[tool.reknit] ", table)
+    return None, {}
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from error
+
+
+def _known(file: Path, table: str, content: dict[str, Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in _FIELDS:
+            like = nearest(name, NAMES)
+            raise UsageError(
+                f"{file}: {table}{key!r} is not a setting",
+                hint=f"did you mean {like!r}?" if like else "`reknit config show` lists them all",
+            )
+        known[name] = value
+    return known
+
+
+def unknown_env(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """`REKNIT_*` variables that nothing reads, each with the nearest known one (or empty): a slip of the pen."""
+    read = [v for name in NAMES for v in env_names(name)] + list(INTERNAL_ENV)
+    return [(v, nearest(v, read)) for v in sorted(env) if v.startswith("REKNIT_") and v not in read]
+
+
+INTERNAL_ENV = (
+    "REKNIT_ENDPOINT",
+    "REKNIT_AGENT",
+    "REKNIT_WORKER",
+    "REKNIT_TRACE_DIR",
+    "REKNIT_LOG_FORMAT",
+    "REKNIT_LOG_LEVEL",
+    "REKNIT_ALERT_WEBHOOK",
+    "REKNIT_MONITOR_PORT",
+    "REKNIT_MONITOR_PORT_FILE",
+)
+"""Variables that are no settings: what processes tell each other, and what single services read."""
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
