@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------------------- parts
 
 
-class Terms(Part):
+class Terms(Part, frozen=True):
     """What all workers of a run must agree on before one is let in; compared field by field, first difference named."""
 
     slots: int
@@ -45,7 +45,7 @@ class Terms(Part):
     """The numeric contract: torch version, intra-op threads, ISA cap, flags that change bits."""
 
 
-class Member(Part):
+class Member(Part, frozen=True):
     """One worker in a world. `index` in the world's tuple is its place in the ring."""
 
     worker: str
@@ -58,7 +58,7 @@ class Member(Part):
     """active: may hold slots; spare: current state, no slots. Whether a member is still a *learner* is its own business."""
 
 
-class Range(Part):
+class Range(Part, frozen=True):
     """Slots `[first, end)` of a step, computed by one worker."""
 
     worker: str
@@ -66,12 +66,25 @@ class Range(Part):
     end: int
 
 
-class Evidence(Part):
+class Evidence(Part, frozen=True):
     """One observation that speaks for or against a member."""
 
     about: str
     """Worker or node id."""
-    source: Literal["exit", "disconnect", "refused", "ring", "heartbeat", "progress", "frozen", "gossip", "leave", "join", "asked"]
+    source: Literal[
+        "exit",
+        "disconnect",
+        "refused",
+        "unreachable",
+        "ring",
+        "heartbeat",
+        "progress",
+        "frozen",
+        "gossip",
+        "leave",
+        "join",
+        "asked",
+    ]
     observer: str
     detail: str = ""
     certain: bool = False
@@ -80,7 +93,7 @@ class Evidence(Part):
 # ------------------------------------------------------------------------------------------------------------ job
 
 
-class JobSubmitted(Event, tag="job.submitted"):
+class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """A run begins. A second one of the same name is accepted only after `job.finished`."""
 
     run: str
@@ -107,27 +120,27 @@ class JobSubmitted(Event, tag="job.submitted"):
     """Seconds to wait for more workers once the minimum is there."""
 
 
-class JobScaled(Event, tag="job.scaled"):
+class JobScaled(Event, frozen=True, tag="job.scaled"):
     """Somebody asked for another number of active workers in all."""
 
     workers: int
 
 
-class DrainAsked(Event, tag="job.drain"):
+class DrainAsked(Event, frozen=True, tag="job.drain"):
     """Take a node or a worker out politely, at a step boundary."""
 
     target: str
     reason: str = ""
 
 
-class JobStopAsked(Event, tag="job.stop"):
+class JobStopAsked(Event, frozen=True, tag="job.stop"):
     """Stop the whole run: politely (drain all, last checkpoint) or at once."""
 
     reason: str = ""
     at_once: bool = False
 
 
-class JobFinished(Event, tag="job.finished"):
+class JobFinished(Event, frozen=True, tag="job.finished"):
     """The run is over."""
 
     run: str
@@ -142,7 +155,7 @@ class JobFinished(Event, tag="job.finished"):
 # ---------------------------------------------------------------------------------------------------- node, worker
 
 
-class AgentJoined(Event, tag="node.joined"):
+class AgentJoined(Event, frozen=True, tag="node.joined"):
     """A node's agent is up."""
 
     node: str
@@ -154,14 +167,14 @@ class AgentJoined(Event, tag="node.joined"):
     """NATS client id of the agent's connection: ties `$SYS` disconnect notices to the node."""
 
 
-class AgentLeft(Event, tag="node.left"):
+class AgentLeft(Event, frozen=True, tag="node.left"):
     """A node's agent goes, its workers ended before it."""
 
     node: str
     reason: str = ""
 
 
-class WorkerStarted(Event, tag="worker.started"):
+class WorkerStarted(Event, frozen=True, tag="worker.started"):
     """The agent forked a worker process; it is not in any world yet."""
 
     worker: str
@@ -171,7 +184,7 @@ class WorkerStarted(Event, tag="worker.started"):
     attempt: int = 0
 
 
-class WorkerRegistered(Event, tag="worker.registered"):
+class WorkerRegistered(Event, frozen=True, tag="worker.registered"):
     """The worker is ready to take part: model built, address bound, terms known."""
 
     worker: str
@@ -187,7 +200,7 @@ class WorkerRegistered(Event, tag="worker.registered"):
     """NATS client id of the worker's connection."""
 
 
-class WorkerExited(Event, tag="worker.exited"):
+class WorkerExited(Event, frozen=True, tag="worker.exited"):
     """The agent reaped the process: certain evidence."""
 
     worker: str
@@ -207,7 +220,7 @@ class WorkerExited(Event, tag="worker.exited"):
     """Path of the worker's log on its node."""
 
 
-class WorkerFailed(Event, tag="worker.failed"):
+class WorkerFailed(Event, frozen=True, tag="worker.failed"):
     """The user's script raised."""
 
     worker: str
@@ -219,7 +232,7 @@ class WorkerFailed(Event, tag="worker.failed"):
     samples: tuple[int, ...] = ()
 
 
-class WorkerLeaving(Event, tag="worker.leaving"):
+class WorkerLeaving(Event, frozen=True, tag="worker.leaving"):
     """The worker asks to be planned out (drain, SIGTERM); it goes on computing until it is out of the world."""
 
     worker: str
@@ -227,7 +240,7 @@ class WorkerLeaving(Event, tag="worker.leaving"):
     reason: str = ""
 
 
-class WorkerCaughtUp(Event, tag="worker.caught_up"):
+class WorkerCaughtUp(Event, frozen=True, tag="worker.caught_up"):
     """A learner has applied every result: it is current and may be given slots."""
 
     worker: str
@@ -237,7 +250,7 @@ class WorkerCaughtUp(Event, tag="worker.caught_up"):
     seconds: float = 0.0
 
 
-class WorkerFinished(Event, tag="worker.finished"):
+class WorkerFinished(Event, frozen=True, tag="worker.finished"):
     """The worker left the step loop with the last step applied."""
 
     worker: str
@@ -247,7 +260,7 @@ class WorkerFinished(Event, tag="worker.finished"):
     state_hash: str = ""
 
 
-class WorkerStuck(Event, tag="worker.stuck"):
+class WorkerStuck(Event, frozen=True, tag="worker.stuck"):
     """The agent sees that a process does not run (stopped, uninterruptible) although it exists."""
 
     worker: str
@@ -258,10 +271,22 @@ class WorkerStuck(Event, tag="worker.stuck"):
     seconds: float = 0.0
 
 
+class WorkerUnreachable(Event, frozen=True, tag="worker.unreachable"):
+    """Membership dialled the worker's address after a hint that it is gone."""
+
+    worker: str
+    incarnation: int
+    address: str
+    refused: bool = False
+    """True: nobody listens there any more, so the process is gone; False: no answer, which alone proves nothing."""
+    error: str = ""
+    observer: str = ""
+
+
 # ------------------------------------------------------------------------------------------------------ ring, world
 
 
-class RingBroken(Event, tag="ring.broken"):
+class RingBroken(Event, frozen=True, tag="ring.broken"):
     """A ring link failed under the worker."""
 
     worker: str
@@ -273,7 +298,7 @@ class RingBroken(Event, tag="ring.broken"):
     error: str = ""
 
 
-class RingLinked(Event, tag="ring.linked"):
+class RingLinked(Event, frozen=True, tag="ring.linked"):
     """Ring linked and roll call done, as this worker saw it."""
 
     worker: str
@@ -286,7 +311,7 @@ class RingLinked(Event, tag="ring.linked"):
     """The roll call's decision in words: furthest result, what is sent again, orphaned slots and who takes them."""
 
 
-class RingRecovered(Event, tag="ring.recovered"):
+class RingRecovered(Event, frozen=True, tag="ring.recovered"):
     """First step committed in a new generation (published by the worker that owns slot 0)."""
 
     worker: str
@@ -298,7 +323,7 @@ class RingRecovered(Event, tag="ring.recovered"):
     """Slots that the roll call had orphaned."""
 
 
-class WorldChanged(Event, tag="world.changed"):
+class WorldChanged(Event, frozen=True, tag="world.changed"):
     """The whole world. Appended with compare-and-set on the previous one: exactly one world can follow another."""
 
     generation: int
@@ -321,7 +346,7 @@ class WorldChanged(Event, tag="world.changed"):
     """Job-wide restarts after failures so far."""
 
 
-class WorkerRefused(Event, tag="world.refused"):
+class WorkerRefused(Event, frozen=True, tag="world.refused"):
     """A worker or node is not let in, and why; the agent does not retry it blindly."""
 
     worker: str
@@ -333,7 +358,7 @@ class WorkerRefused(Event, tag="world.refused"):
 # ----------------------------------------------------------------------------------------------------------- shards
 
 
-class ShardsPlanned(Event, tag="shards.planned"):
+class ShardsPlanned(Event, frozen=True, tag="shards.planned"):
     """Who computes which slots in steps that begin under (generation, version)."""
 
     generation: int
@@ -344,7 +369,7 @@ class ShardsPlanned(Event, tag="shards.planned"):
     reason: str = ""
 
 
-class StepsCommitted(Event, tag="shards.committed"):
+class StepsCommitted(Event, frozen=True, tag="shards.committed"):
     """Ledger records of steps [first, last], all with the same owners; published by the worker that owns slot 0."""
 
     run: str
@@ -361,7 +386,7 @@ class StepsCommitted(Event, tag="shards.committed"):
     computed_again: int = 0
 
 
-class EpochFinished(Event, tag="shards.epoch"):
+class EpochFinished(Event, frozen=True, tag="shards.epoch"):
     """Every sample of an epoch is in exactly one committed step."""
 
     run: str
@@ -373,7 +398,7 @@ class EpochFinished(Event, tag="shards.epoch"):
 # ------------------------------------------------------------------------------------------------------- checkpoint
 
 
-class CheckpointRequested(Event, tag="checkpoint.requested"):
+class CheckpointRequested(Event, frozen=True, tag="checkpoint.requested"):
     """The service asks for a checkpoint; the ring agrees on the step."""
 
     checkpoint: str
@@ -385,7 +410,7 @@ class CheckpointRequested(Event, tag="checkpoint.requested"):
     """Worker -> chunk numbers, when a writer was lost: same id, only these chunks."""
 
 
-class CheckpointWritten(Event, tag="checkpoint.written"):
+class CheckpointWritten(Event, frozen=True, tag="checkpoint.written"):
     """One file of a checkpoint is durable (file and directory fsynced)."""
 
     checkpoint: str
@@ -406,7 +431,7 @@ class CheckpointWritten(Event, tag="checkpoint.written"):
     seconds: float = 0.0
 
 
-class CheckpointCommitted(Event, tag="checkpoint.committed"):
+class CheckpointCommitted(Event, frozen=True, tag="checkpoint.committed"):
     """The manifest is durable: from now on this checkpoint exists."""
 
     checkpoint: str
@@ -417,7 +442,7 @@ class CheckpointCommitted(Event, tag="checkpoint.committed"):
     parent: str = ""
 
 
-class CheckpointFailed(Event, tag="checkpoint.failed"):
+class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
     """A checkpoint was given up; the one before it is untouched."""
 
     checkpoint: str
@@ -426,7 +451,7 @@ class CheckpointFailed(Event, tag="checkpoint.failed"):
     worker: str = ""
 
 
-class CheckpointRestored(Event, tag="checkpoint.restored"):
+class CheckpointRestored(Event, frozen=True, tag="checkpoint.restored"):
     """A run without any live state begins from a checkpoint (or from step 0: `checkpoint` is empty)."""
 
     run: str
@@ -439,7 +464,7 @@ class CheckpointRestored(Event, tag="checkpoint.restored"):
     """Newer checkpoints that did not verify, each with the reason."""
 
 
-class CheckpointDeleted(Event, tag="checkpoint.deleted"):
+class CheckpointDeleted(Event, frozen=True, tag="checkpoint.deleted"):
     """Retention removed a checkpoint of this job."""
 
     checkpoint: str
@@ -449,7 +474,7 @@ class CheckpointDeleted(Event, tag="checkpoint.deleted"):
 # ---------------------------------------------------------------------------------------------------------- monitor
 
 
-class Alert(Event, tag="monitor.alert"):
+class Alert(Event, frozen=True, tag="monitor.alert"):
     """Raised once, cleared once."""
 
     alert: str
@@ -467,7 +492,7 @@ class Alert(Event, tag="monitor.alert"):
 # ------------------------------------------------------------------------------------------------------- heartbeats
 
 
-class WorkerPulse(Pulse, tag="worker"):
+class WorkerPulse(Pulse, frozen=True, tag="worker"):
     """A worker's heartbeat, 4 Hz, from its bus thread."""
 
     worker: str
@@ -500,7 +525,7 @@ class WorkerPulse(Pulse, tag="worker"):
     """False while learning."""
 
 
-class NodePulse(Pulse, tag="node"):
+class NodePulse(Pulse, frozen=True, tag="node"):
     """An agent's heartbeat, 4 Hz."""
 
     node: str
@@ -521,6 +546,7 @@ WorkerEvent = (
     | WorkerCaughtUp
     | WorkerFinished
     | WorkerStuck
+    | WorkerUnreachable
 )
 RingEvent = RingBroken | RingLinked | RingRecovered
 WorldEvent = WorldChanged | WorkerRefused
