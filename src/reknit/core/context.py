@@ -55,6 +55,8 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that an evicted but living worker gets to come back before it is killed and started afresh."""
     threads: int = 0
     """Intra-op threads a worker; 0: cores / workers, at least 1."""
+    resume: bool = False
+    """A run without any live state may begin from a checkpoint of an earlier run of this job."""
 
 
 class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     slots: int = 0
     checkpoint_dir: str = ""
+    resume: bool = False
 
 
 C = TypeVar("C", Endpoint, AgentContext, WorkerContext)

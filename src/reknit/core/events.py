@@ -118,6 +118,8 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """Seconds on one step, while others wait, until a worker counts as stuck."""
     last_call: float = 3.0
     """Seconds to wait for more workers once the minimum is there."""
+    resume: bool = False
+    """Begin from the newest checkpoint of the job's earlier runs."""
 
 
 class JobScaled(Event, frozen=True, tag="job.scaled"):
@@ -238,6 +240,8 @@ class WorkerLeaving(Event, frozen=True, tag="worker.leaving"):
     worker: str
     incarnation: int
     reason: str = ""
+    idle: bool = False
+    """True: it has no slots any more; the next world is made without it."""
 
 
 class WorkerCaughtUp(Event, frozen=True, tag="worker.caught_up"):

@@ -1,0 +1,5 @@
+"""`python -m reknit.cli` is `reknit`."""
+
+from reknit.cli import main
+
+main()
