@@ -1,7 +1,7 @@
 """All that the command line writes: data to stdout, everything else to stderr; `Screen` for a run's live display.
 
-Colours only where a person looks: never when the stream is no terminal or NO_COLOR is set. A stream that is gone (a pipe
-whose reader ended, a terminal that was closed) is dropped silently: the work behind it goes on.
+Colours only where a person looks: never when the stream is no terminal or NO_COLOR is set. A stream that is gone (a
+pipe whose reader ended, a terminal that was closed) is dropped silently: the work behind it goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -99,7 +100,7 @@ def _finite(value: Any) -> Any:
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
-    if isinstance(value, float) and (value != value or value in {float("inf"), float("-inf")}):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
