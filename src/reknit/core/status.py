@@ -1,0 +1,328 @@
+"""What goes on in a job, as data: the monitor's view, and what `reknit status` shows.
+
+    status = Status(job)
+    for r in await bus.backlog(job=job):
+        status = see(status, r.event, now=0.0, wall=r.time)     # core.status_fold
+    report(status)                                              # plain values for JSON
+
+Pure: times are the reader's own monotonic receive times, in seconds; `wall` is for people only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reknit.core.errors import UsageError
+from reknit.core.events import (
+    Alert,
+    JobFinished,
+    JobSubmitted,
+    NodePulse,
+    ShardsPlanned,
+    Terms,
+    WorkerExited,
+    WorkerFailed,
+    WorkerPulse,
+    WorldChanged,
+)
+from reknit.core.ledger import course_of
+
+MOST_WORLDS = 200
+MOST_LOSSES = 400
+"""Points of the loss curve; when there are more, every second of them is dropped."""
+
+Key = tuple[str, str]
+"""(alert, subject)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker, in its newest incarnation; a new incarnation begins with a fresh record.
+
+    Attributes:
+        state: `starting`, `ready` (registered), `active`, `spare`, `learning`, `leaving`, `finished`, `lost` (taken
+            out of the world), `dead` (exited) or `refused`.
+        note: why, in words.
+        stuck: kernel process state in words while the process does not run.
+        heard: monotonic seconds of the newest heartbeat, None: never.
+        since: monotonic seconds since when this incarnation is known.
+    """
+
+    worker: str
+    incarnation: int
+    node: str = ""
+    pid: int = 0
+    state: str = "starting"
+    note: str = ""
+    stuck: str = ""
+    pulse: WorkerPulse | None = None
+    heard: float | None = None
+    since: float = 0.0
+    exit: WorkerExited | None = None
+    failure: WorkerFailed | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One node's agent."""
+
+    node: str
+    host: str = ""
+    up: bool = True
+    pulse: NodePulse | None = None
+    heard: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorldLine:
+    """One line of the world history."""
+
+    generation: int
+    status: str
+    members: tuple[str, ...]
+    reason: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    wall: float
+    recovered: float | None = None
+    """Seconds from the first notice of the break to the next committed step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saving:
+    """What is known of the run's checkpoints."""
+
+    step: int = -1
+    checkpoint: str = ""
+    path: str = ""
+    at: float | None = None
+    """Monotonic seconds of the newest commit."""
+    in_flight: str = ""
+    failed: str = ""
+    """Reason of the newest failure, empty after a later commit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """One job.
+
+    Attributes:
+        committed: committed steps on the run's line: the next step to run.
+        committed_in: generation of the newest committed step.
+        ahead: newest (generation, committed steps) of any heartbeat.
+        moved: monotonic seconds when a step was seen to be committed last, None: never.
+        changed: monotonic seconds of the newest world.
+        began: monotonic seconds when the world began to run last (first world, or after a pause).
+        lost: worker -> why it was taken out, for those that were not to go and are not back.
+        not_finite: first step of which the loss was not finite, -1: none since the loss is finite again.
+        alerts: raised ones; `numbers`: how often each was raised so far.
+    """
+
+    job: str
+    run: str = ""
+    spec: JobSubmitted | None = None
+    terms: Terms | None = None
+    world: WorldChanged | None = None
+    changed: float = 0.0
+    began: float = 0.0
+    worlds: tuple[WorldLine, ...] = ()
+    workers: Mapping[str, Worker] = dataclasses.field(default_factory=dict)
+    nodes: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+    wanted: int = 0
+    plan: ShardsPlanned | None = None
+    committed: int = 0
+    committed_in: int = 0
+    ahead: tuple[int, int] = (0, 0)
+    moved: float | None = None
+    loss: float | None = None
+    losses: tuple[tuple[int, float], ...] = ()
+    not_finite: int = -1
+    computed_again: int = 0
+    epochs: int = 0
+    saving: Saving = dataclasses.field(default_factory=Saving)
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stopping: str = ""
+    finished: JobFinished | None = None
+    alerts: Mapping[Key, Alert] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[Key, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """Members of the present world, in ring order."""
+        names = self.world.members if self.world else ()
+        return tuple(self.workers[m.worker] for m in names if m.worker in self.workers)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run, 0 if not known yet."""
+        try:
+            return course_of(self.terms).steps if self.terms else 0
+        except UsageError:
+            return 0
+
+    @property
+    def state(self) -> str:
+        """One word: `starting`, `running`, `degraded`, `paused`, `stopping`, or the outcome."""
+        if self.finished is not None:
+            return self.finished.outcome
+        if self.world is None:
+            return "starting"
+        if self.world.status != "running":
+            return "paused" if self.world.status == "paused" else "finishing"
+        if self.stopping:
+            return "stopping"
+        bad = self.lost or any(alert.severity != "info" for alert in self.alerts.values())
+        return "degraded" if bad else "running"
+
+
+def report(status: Status, now: float | None = None) -> dict[str, Any]:
+    """Return plain values for JSON: job, run, state, progress, world, workers, nodes, plan, checkpoint, alerts, worlds.
+
+    Args:
+        status: the fold.
+        now: the reader's monotonic time, for the age of heartbeats; None: built from the log alone.
+    """
+    world, spec, end = status.world, status.spec, status.finished
+    return {
+        "job": status.job,
+        "run": status.run,
+        "script": spec.script if spec else "",
+        "state": status.state,
+        "outcome": end.outcome if end else "",
+        "reason": end.reason if end else (world.awaiting if world else "") or status.stopping,
+        "root_worker": end.root_worker if end else "",
+        "state_hash": end.state_hash if end else "",
+        "progress": _progress(status, now),
+        "world": {
+            "generation": world.generation if world else 0,
+            "status": world.status if world else "",
+            "size": len(world.members) if world else 0,
+            "members": [m.worker for m in world.members] if world else [],
+            "reason": world.reason if world else "",
+            "awaiting": world.awaiting if world else "",
+            "restarts": world.restarts if world else 0,
+        },
+        "workers": [_worker(worker, now) for worker in _in_ring_order(status)],
+        "lost": dict(status.lost),
+        "nodes": [
+            {"node": n.node, "host": n.host, "up": n.up, "load": n.pulse.load if n.pulse else None}
+            for n in status.nodes.values()
+        ],
+        "plan": _plan(status.plan),
+        "checkpoint": {
+            "step": status.saving.step,
+            "id": status.saving.checkpoint,
+            "path": status.saving.path,
+            "in_flight": status.saving.in_flight,
+            "failed": status.saving.failed,
+        },
+        "alerts": [_alert(alert) for alert in by_weight(status.alerts)],
+        "worlds": [
+            {
+                "generation": w.generation,
+                "status": w.status,
+                "size": len(w.members),
+                "added": list(w.added),
+                "removed": list(w.removed),
+                "reason": w.reason,
+                "time": w.wall,
+                "recovered_seconds": w.recovered,
+            }
+            for w in status.worlds
+        ],
+    }
+
+
+def by_weight(alerts: Mapping[Key, Alert]) -> list[Alert]:
+    """Return the alerts, the gravest first."""
+    weight = {"critical": 0, "warning": 1, "info": 2}
+    return sorted(alerts.values(), key=lambda a: (weight[a.severity], a.alert, a.subject))
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value if JSON can hold it, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _in_ring_order(status: Status) -> list[Worker]:
+    inside = list(status.members)
+    rest = [w for name, w in sorted(status.workers.items()) if w not in inside]
+    return inside + rest
+
+
+def _progress(status: Status, now: float | None) -> dict[str, Any]:
+    pulses = [w.pulse for w in status.members if w.pulse is not None and now is not None]
+    ahead = max(pulses, key=lambda p: (p.generation, p.committed), default=None)
+    committed = max(status.committed, ahead.committed if ahead else 0)
+    terms = status.terms
+    rate = max((p.rate for p in pulses), default=0.0) if status.state in ("running", "degraded", "stopping") else 0.0
+    samples = ahead.samples if ahead and ahead.samples else 0
+    left, per_step = max(status.steps - committed, 0), ahead.step_seconds if ahead else 0.0
+    loss = ahead.loss if ahead is not None and ahead.loss is not None else status.loss
+    return {
+        "committed": committed,
+        "steps": status.steps,
+        "epoch": ahead.epoch if ahead else status.epochs,
+        "epochs": terms.epochs if terms else 0,
+        "samples": samples,
+        "rate": finite(rate),
+        "step_seconds": finite(per_step),
+        "seconds_left": finite(left * per_step) if per_step else None,
+        "loss": finite(loss),
+        "loss_finite": status.not_finite < 0,
+        "computed_again": status.computed_again,
+    }
+
+
+def _worker(worker: Worker, now: float | None) -> dict[str, Any]:
+    pulse = worker.pulse
+    plain: dict[str, Any] = {
+        "worker": worker.worker,
+        "incarnation": worker.incarnation,
+        "node": worker.node,
+        "pid": worker.pid,
+        "state": worker.state,
+        "note": worker.note,
+        "stuck": worker.stuck,
+        "log": worker.exit.log if worker.exit else "",
+    }
+    if pulse is not None:
+        plain |= {
+            "phase": pulse.phase,
+            "in_phase": finite(pulse.in_phase),
+            "step": pulse.step,
+            "rate": finite(pulse.rate),
+            "step_seconds": finite(pulse.step_seconds),
+            "compute_seconds": finite(pulse.compute_seconds),
+            "slots": pulse.slots,
+            "loss": finite(pulse.loss),
+            "rss": pulse.rss,
+            "silent": max(now - worker.heard, 0.0) if now is not None and worker.heard is not None else None,
+        }
+    return plain
+
+
+def _plan(plan: ShardsPlanned | None) -> dict[str, Any]:
+    if plan is None:
+        return {}
+    return {
+        "generation": plan.generation,
+        "version": plan.version,
+        "slots": plan.slots,
+        "ranges": {r.worker: [r.first, r.end] for r in plan.ranges},
+        "reason": plan.reason,
+    }
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.alert,
+        "subject": alert.subject,
+        "severity": alert.severity,
+        "reason": alert.reason,
+        "suggestion": alert.suggestion,
+        "number": alert.number,
+    }

@@ -1,0 +1,326 @@
+"""The fold behind `core.status`: one event of the log, or one heartbeat, and what was known give what is known now."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from reknit.core.events import (
+    AgentJoined,
+    AgentLeft,
+    Alert,
+    AnyEvent,
+    AnyPulse,
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointRequested,
+    CheckpointRestored,
+    EpochFinished,
+    JobFinished,
+    JobScaled,
+    JobStopAsked,
+    JobSubmitted,
+    Member,
+    NodePulse,
+    RingRecovered,
+    ShardsPlanned,
+    StepsCommitted,
+    WorkerCaughtUp,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerLeaving,
+    WorkerRefused,
+    WorkerRegistered,
+    WorkerStarted,
+    WorkerStuck,
+    WorldChanged,
+)
+from reknit.core.status import MOST_LOSSES, MOST_WORLDS, Node, Saving, Status, Worker, WorldLine, finite
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0) -> Status:  # noqa: PLR0911 - a table
+    """Take in one event of the log."""
+    match event:
+        case WorldChanged():
+            return _world(status, event, now, wall)
+        case JobSubmitted() | JobScaled() | JobStopAsked() | JobFinished():
+            return _job(status, event, now)
+        case AgentJoined() | AgentLeft():
+            return dataclasses.replace(status, nodes=_with(status.nodes, event.node, _node(status, event)))
+        case ShardsPlanned() | StepsCommitted() | EpochFinished() | CheckpointRestored() | RingRecovered():
+            return _step(status, event, now)
+        case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
+            return dataclasses.replace(status, saving=_saving(status.saving, event, now))
+        case Alert():
+            return _alert(status, event)
+        case (
+            WorkerStarted()
+            | WorkerRegistered()
+            | WorkerRefused()
+            | WorkerExited()
+            | WorkerFailed()
+            | WorkerLeaving()
+            | WorkerCaughtUp()
+            | WorkerFinished()
+            | WorkerStuck()
+        ):
+            return _worker(status, event, now)
+        case _:
+            return status
+
+
+def hear(status: Status, pulse: AnyPulse, now: float) -> Status:
+    """Take in one heartbeat; those of an older incarnation, or of nobody known, change nothing."""
+    if isinstance(pulse, NodePulse):
+        node = status.nodes.get(pulse.node) or Node(pulse.node)
+        return dataclasses.replace(
+            status, nodes=_with(status.nodes, pulse.node, dataclasses.replace(node, pulse=pulse, heard=now))
+        )
+    worker = status.workers.get(pulse.worker)
+    if worker is None or worker.incarnation != pulse.incarnation:
+        return status
+    worker = dataclasses.replace(worker, pulse=pulse, heard=now)
+    status = dataclasses.replace(status, workers=_with(status.workers, pulse.worker, worker))
+    ahead = (pulse.generation, pulse.committed)
+    if ahead > status.ahead:
+        moved = now if pulse.committed > 0 else status.moved
+        status = dataclasses.replace(status, ahead=ahead, moved=moved)
+    if not pulse.loss_finite and status.not_finite < 0:
+        status = dataclasses.replace(status, not_finite=max(pulse.committed - 1, 0))
+    return status
+
+
+def _with(table: Mapping[K, V], key: K, value: V) -> dict[K, V]:
+    return {**table, key: value}
+
+
+# -- the job ---------------------------------------------------------------------------------------------------------
+
+
+def _job(status: Status, event: JobSubmitted | JobScaled | JobStopAsked | JobFinished, now: float) -> Status:
+    match event:
+        case JobSubmitted():
+            alive = status.spec is not None and status.finished is None
+            return status if alive else _submitted(status, event, now)
+        case JobScaled():
+            return dataclasses.replace(status, wanted=event.workers, lost={})
+        case JobStopAsked():
+            return dataclasses.replace(status, stopping=event.reason or "asked to stop")
+        case JobFinished() if event.run == status.run:
+            return dataclasses.replace(status, finished=event, lost={})
+    return status
+
+
+def _submitted(status: Status, event: JobSubmitted, now: float) -> Status:
+    return Status(
+        status.job,
+        run=event.run,
+        spec=event,
+        changed=now,
+        nodes={name: node for name, node in status.nodes.items() if node.up},
+        wanted=event.max_nodes * event.nproc_per_node,
+        alerts=status.alerts,
+        numbers=status.numbers,
+    )
+
+
+def _node(status: Status, event: AgentJoined | AgentLeft) -> Node:
+    if isinstance(event, AgentJoined):
+        return Node(event.node, event.host)
+    known = status.nodes.get(event.node)
+    return Node(event.node, known.host if known else "", up=False)
+
+
+def _step(
+    status: Status,
+    event: ShardsPlanned | StepsCommitted | EpochFinished | CheckpointRestored | RingRecovered,
+    now: float,
+) -> Status:
+    match event:
+        case ShardsPlanned():
+            return dataclasses.replace(status, plan=event)
+        case EpochFinished():
+            return dataclasses.replace(status, epochs=max(status.epochs, event.epoch + 1))
+        case StepsCommitted() if event.run == status.run:
+            return _committed(status, event, now)
+        case CheckpointRestored() if event.run == status.run:
+            losses = tuple(point for point in status.losses if point[0] < event.step)
+            return dataclasses.replace(
+                status, committed=event.step, committed_in=event.generation, losses=losses, not_finite=-1
+            )
+        case RingRecovered():
+            worlds = tuple(
+                dataclasses.replace(w, recovered=event.seconds) if w.generation == event.generation else w
+                for w in status.worlds
+            )
+            newest = max(event.generation, status.committed_in)
+            return dataclasses.replace(status, worlds=worlds, committed_in=newest)
+    return status
+
+
+def _committed(status: Status, event: StepsCommitted, now: float) -> Status:
+    count = event.last + 1
+    if event.generation < status.committed_in or count <= status.committed:
+        return status
+    status = dataclasses.replace(
+        status,
+        committed=count,
+        committed_in=event.generation,
+        moved=now,
+        computed_again=status.computed_again + event.computed_again,
+    )
+    if event.loss is None:
+        return status
+    if finite(event.loss) is None:
+        first = event.last if status.not_finite < 0 else status.not_finite
+        return dataclasses.replace(status, loss=event.loss, not_finite=first)
+    losses = (*status.losses, (event.last, event.loss))
+    losses = losses[::2] if len(losses) > MOST_LOSSES else losses
+    return dataclasses.replace(status, loss=event.loss, losses=losses, not_finite=-1)
+
+
+def _saving(saving: Saving, event: CheckpointRequested | CheckpointCommitted | CheckpointFailed, now: float) -> Saving:
+    match event:
+        case CheckpointRequested():
+            return dataclasses.replace(saving, in_flight=event.checkpoint)
+        case CheckpointCommitted():
+            return Saving(event.step, event.checkpoint, event.path, now)
+        case CheckpointFailed():
+            return dataclasses.replace(saving, in_flight="", failed=event.reason)
+
+
+def _alert(status: Status, event: Alert) -> Status:
+    key = (event.alert, event.subject)
+    if event.number < status.numbers.get(key, 0):
+        return status
+    alerts = {k: a for k, a in status.alerts.items() if k != key}
+    if event.state == "raised":
+        alerts[key] = event
+    return dataclasses.replace(status, alerts=alerts, numbers=_with(status.numbers, key, event.number))
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+_HOLD = ("active", "spare", "leaving", "finished")
+"""States of a member that holds current state."""
+
+WorkerTold = (
+    WorkerStarted
+    | WorkerRegistered
+    | WorkerRefused
+    | WorkerExited
+    | WorkerFailed
+    | WorkerLeaving
+    | WorkerCaughtUp
+    | WorkerFinished
+    | WorkerStuck
+)
+
+
+def _worker(status: Status, event: WorkerTold, now: float) -> Status:
+    name, incarnation = event.worker, event.incarnation
+    known = status.workers.get(name)
+    if known is not None and incarnation < known.incarnation:
+        return status
+    if known is None or incarnation > known.incarnation:
+        known = Worker(name, incarnation, since=now)
+    if isinstance(event, WorkerRegistered) and status.terms is None and event.run == status.run:
+        status = dataclasses.replace(status, terms=event.terms)
+    if isinstance(event, WorkerCaughtUp) and known.state == "learning" and status.world is not None:
+        role = next((m.role for m in status.world.members if m.worker == name), "active")
+        known = dataclasses.replace(known, state=role)
+    return dataclasses.replace(status, workers=_with(status.workers, name, _told(known, event)))
+
+
+def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one return a kind of event
+    change = dataclasses.replace
+    match event:
+        case WorkerStarted():
+            return change(worker, node=event.node, pid=event.pid)
+        case WorkerRegistered():
+            return change(worker, node=event.node, pid=event.pid, state="ready")
+        case WorkerRefused():
+            return change(worker, state="refused", note=event.reason)
+        case WorkerExited():
+            state = "finished" if event.expected and worker.state != "lost" else "dead"
+            return change(worker, node=event.node, state=state, note=exit_in_words(event), exit=event, stuck="")
+        case WorkerFailed():
+            return change(worker, note=last_line(event), failure=event)
+        case WorkerLeaving():
+            return change(worker, state="leaving", note=event.reason)
+        case WorkerFinished():
+            return change(worker, state="finished", note=f"finished after step {event.step}")
+        case WorkerStuck():
+            return change(worker, stuck="" if event.state.startswith(("R", "S")) else event.state)
+    return worker
+
+
+def exit_in_words(event: WorkerExited) -> str:
+    """Say how a worker's process ended."""
+    if event.out_of_memory:
+        return "killed for memory (out of memory)"
+    if event.signal or event.code < 0:
+        return f"killed by signal {event.signal or -event.code}"
+    return "ended" if event.expected and not event.code else f"exited with code {event.code}"
+
+
+def last_line(event: WorkerFailed) -> str:
+    """Return the traceback's last line, or the error itself."""
+    lines = [line.strip() for line in event.traceback.splitlines() if line.strip()]
+    return lines[-1] if lines else event.error
+
+
+def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Status:
+    if world.run != status.run:
+        status = Status(status.job, run=world.run, nodes=status.nodes, alerts=status.alerts, numbers=status.numbers)
+    if status.world is not None and world.generation <= status.world.generation:
+        return status
+    members = {m.worker for m in world.members}
+    workers, lost = dict(status.workers), dict(status.lost)
+    for name in world.removed:
+        worker = workers.get(name)
+        if worker is not None and worker.state not in ("leaving", "finished"):
+            lost[name] = world.reason
+            workers[name] = dataclasses.replace(worker, state="dead" if worker.exit else "lost", note=world.reason)
+    known = {m: workers.get(m.worker) for m in world.members}
+    holders = any(w is not None and w.incarnation == m.incarnation and w.state in _HOLD for m, w in known.items())
+    for m, w in known.items():
+        workers[m.worker] = _member(w, m, now, learns=holders)
+    resumes = world.status == "running" and (status.world is None or status.world.status != "running")
+    filled = 0 < status.wanted <= len(members)
+    lost = {} if filled or world.status == "finished" else {w: why for w, why in lost.items() if w not in members}
+    line = WorldLine(
+        world.generation,
+        world.status,
+        tuple(m.worker for m in world.members),
+        world.reason,
+        world.added,
+        world.removed,
+        wall,
+    )
+    return dataclasses.replace(
+        status,
+        world=world,
+        changed=now,
+        began=now if resumes else status.began,
+        workers=workers,
+        lost=lost,
+        worlds=(*status.worlds[-MOST_WORLDS + 1 :], line),
+    )
+
+
+def _member(worker: Worker | None, member: Member, now: float, *, learns: bool) -> Worker:
+    """Return the record of a member of a new world; `learns`: a newcomer has somebody to receive state from."""
+    if worker is None or worker.incarnation != member.incarnation:
+        worker = Worker(member.worker, member.incarnation, since=now)
+    state = worker.state
+    if state in ("active", "spare") or not (learns or state in _HOLD):
+        state = member.role
+    elif state not in _HOLD:
+        state = "learning"
+    return dataclasses.replace(worker, node=member.node, pid=member.pid, state=state)
