@@ -1,0 +1,184 @@
+"""Whole rings inside one process: real engines, real sockets on loopback, a pretend model, and a world log that the test writes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from reknit.core.events import Member, WorldChanged
+from reknit.worker.engine import Engine, Identity
+from reknit.worker.exchange import Apply, Begin, Compute, Copy, Done, Exchange, Leave, Load, Restore, StateCopy
+from reknit.worker.learning import Teacher
+from reknit.worker.ports import Memory
+from reknit.worker.ring.listener import Listener
+from reknit.worker.ring.pieces import Section, Shape
+
+FLOATS = 3000
+SHAPE = Shape((Section("f4", 0, 4 * FLOATS), Section("f8", 4 * FLOATS, 4 * FLOATS + 16), Section("raw", 4 * FLOATS + 16, 4 * FLOATS + 24)))
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0, what: str = "") -> None:
+    """Poll until `true()`; fail loudly after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or true}")
+        time.sleep(0.002)
+
+
+def gradient(step: int, slot: int, weights: np.ndarray) -> np.ndarray:
+    """A slot's pretend gradient: depends on step, slot and weights, and is awkward to sum in another order."""
+    rng = np.random.default_rng(step * 1000 + slot)
+    return (rng.standard_normal(FLOATS) * 10.0 ** rng.integers(-6, 6, FLOATS) + 0.01 * weights).astype(np.float32)
+
+
+class PretendWorker:
+    """One worker: an engine and a main thread that runs a pretend training loop."""
+
+    def __init__(self, name: str, *, slots: int, total: int, used: Callable[[int], int] | None = None, seed: int = 0) -> None:
+        self.name = name
+        self.slots = slots
+        self.weights = np.random.default_rng(seed).standard_normal(FLOATS).astype(np.float32)
+        self.counter = 0
+        self.computed: list[tuple[int, int]] = []
+        self.applied: list[int] = []
+        self.outlet = Memory()
+        self.registered: list[tuple[int, int]] = []
+        self.outcome = ""
+        self.error: BaseException | None = None
+        self.hold: Callable[[int, int], None] = lambda step, slot: None
+        self.shared = Exchange(name, 1, SHAPE, used or (lambda step: slots), total)
+        self.teacher = Teacher(self.shared)
+        self.listener = Listener("job", name, "secret", "127.0.0.1", self._arrived)
+        identity = Identity("job", "run", name, name, "secret")
+        self.engine = Engine(
+            identity, self.shared, slots, self.listener, self.outlet,
+            register=lambda incarnation, held: self.registered.append((incarnation, held)),
+            loss_of=lambda result: float(result.buffer[4 * FLOATS : 4 * FLOATS + 8].view(np.float64)[0]),
+        )
+        self.engine.fresh_digest = int.from_bytes(hashlib.sha256(self.weights.tobytes()).digest()[:8], "little")
+        self.thread = threading.Thread(target=self._main, daemon=True)
+
+    def _arrived(self) -> None:
+        self.teacher.arrived(self.listener)
+        self.shared.notify()
+
+    def start(self) -> None:
+        self.engine.start()
+        self.thread.start()
+
+    @property
+    def member(self) -> Member:
+        return Member(worker=self.name, incarnation=self.shared.incarnation, node=self.name, pid=0, address=self.listener.address)
+
+    def kill(self) -> None:
+        """As SIGKILL: all its sockets close, no further word."""
+        self.outcome = "killed"
+        self.engine.close()
+        self.shared.fail(SystemExit())
+        self.listener.close()
+        self.thread.join()
+
+    def close(self) -> None:
+        self.engine.close()
+        self.listener.close()
+        self.shared.fail(SystemExit())
+        self.thread.join(5)
+
+    def _main(self) -> None:
+        try:
+            self._train()
+        except SystemExit:
+            return
+        except BaseException as error:
+            self.error = error
+
+    def _train(self) -> None:
+        shared = self.shared
+        while True:
+            work = shared.take()
+            match work:
+                case Restore():
+                    shared.restored(0, 0)
+                case Load(state):
+                    raw = bytes(state.memory)
+                    self.weights = np.frombuffer(raw[:-8], np.float32).copy()
+                    self.counter = int.from_bytes(raw[-8:], "little")
+                    shared.loaded(state.step)
+                    shared.begin(state.step)
+                case Begin(step):
+                    shared.begin(step)
+                case Copy(step):
+                    raw = self.weights.tobytes() + self.counter.to_bytes(8, "little")
+                    shared.copied(StateCopy(step, self.chain_before(step), b"", memoryview(raw)))
+                case Compute(step, slot):
+                    self.hold(step, slot)
+                    buffer = shared.buffer()
+                    buffer[: 4 * FLOATS] = gradient(step, slot, self.weights).view(np.uint8)
+                    buffer[4 * FLOATS : 4 * FLOATS + 16].view(np.float64)[:] = (float(slot), 1.0)
+                    buffer[4 * FLOATS + 16 :].view(np.int64)[:] = step * 100 + slot
+                    self.computed.append((step, slot))
+                    shared.put(step, slot, buffer)
+                case Apply(step, result):
+                    total = result.buffer[: 4 * FLOATS].view(np.float32)
+                    self.weights = self.weights - np.float32(1e-3) * total / np.float32(self.slots)
+                    self.counter += int(result.buffer[4 * FLOATS + 16 :].view(np.int64)[0])
+                    self.applied.append(step)
+                    shared.begin(step + 1)
+                case Leave(reason):
+                    self.outcome = f"left: {reason}"
+                    return
+                case Done():
+                    self.outcome = "done"
+                    return
+
+    def chain_before(self, step: int) -> int:
+        result = self.shared.results.get(step - 1)
+        return result.of.chain if result is not None else self.shared.chain
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.weights.tobytes() + self.counter.to_bytes(8, "little")).hexdigest()
+
+
+class Rings:
+    """A world log by hand: says which workers form the next world."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.workers: dict[str, PretendWorker] = {}
+
+    def add(self, worker: PretendWorker) -> PretendWorker:
+        self.workers[worker.name] = worker
+        worker.start()
+        return worker
+
+    def world(self, names: Sequence[str], status: str = "running", **roles: str) -> None:
+        self.generation += 1
+        members = tuple(
+            Member(**{f: getattr(self.workers[n].member, f) for f in ("worker", "incarnation", "node", "pid", "address")}, role=roles.get(n, "active"))
+            for n in names
+        )
+        event = WorldChanged(generation=self.generation, run="run", status=status, members=members)
+        for worker in self.workers.values():
+            if worker.outcome != "killed":
+                worker.engine.on_world(event)
+
+    def finish(self, names: Sequence[str]) -> list[str]:
+        """Wait until these are done; their digests."""
+        def over() -> bool:
+            for n in names:
+                if self.workers[n].error:
+                    raise self.workers[n].error
+            return all(self.workers[n].outcome for n in names)
+        wait_until(over, what=f"{names} done: {[(n, self.workers[n].shared.step, self.workers[n].shared.phase) for n in names]}")
+        return [self.workers[n].digest for n in names]
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            if worker.outcome != "killed":
+                worker.close()

@@ -1,0 +1,486 @@
+"""The engine thread: follows the world, links the ring, calls the roll, reduces step after step, mends what breaks.
+
+One loop: wait for a newer world that has us in it; serve it until it moves or a link breaks; again. Nothing here knows
+torch: a slot is a flat byte buffer, and the main thread computes and applies through `Exchange`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+from reknit.core.events import (
+    Member,
+    RingBroken,
+    RingLinked,
+    RingRecovered,
+    WorkerLeaving,
+    WorldChanged,
+)
+
+from .exchange import Exchange, Result
+from .learning import Learner
+from .ledger import Pending, Record
+from .ports import Outlet, Span
+from .ring import control, reduction, resend, roll_call
+from .ring.control import Plan, Wishes
+from .ring.hello import Hello
+from .ring.link import Link, LinkBroken
+from .ring.linking import WorldMoved, link_next, take_previous
+from .ring.listener import Listener
+from .ring.resend import Committed
+from .ring.roll_call import Decision, Entry
+from .ring.token import circulate
+
+FLUSH_PATIENCE = 120.0
+"""Seconds to wait at the end of a run for the broker to take the last ledger records."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is, and what it proves to its peers."""
+
+    job: str
+    run: str
+    node: str
+    worker: str
+    secret: str
+
+
+class Engine:
+    """Runs the ring for one session.
+
+    Args:
+        identity: who we are.
+        shared: what is shared with the main thread.
+        slots: V.
+        listener: our listener, None in a world of one.
+        outlet: where events go.
+        register: announces this worker (again) after it was left out of a world; gets the new incarnation.
+        loss_of: reads the global mean loss out of a result buffer, for the ledger.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        shared: Exchange,
+        slots: int,
+        listener: Listener | None,
+        outlet: Outlet,
+        register: Callable[[int, int], None],
+        loss_of: Callable[[Result], float | None],
+    ) -> None:
+        self.identity = identity
+        self.shared = shared
+        self.slots = slots
+        self.outlet = outlet
+        self.ledger = Pending(identity.run, slots, outlet, shared.notify)
+        self.fresh_digest = 0
+        self.restorable = -1
+        self.trace = ""
+        self.links_made = 0
+        self._listener = listener
+        self._register = register
+        self._loss_of = loss_of
+        self._cut = shared.shape.pieces()
+        self._previous: Link | None = None
+        self._following: Link | None = None
+        self._broken_at: float | None = None
+        self._orphans = 0
+        self._learner = Learner(identity.job, identity.worker, identity.secret, shared)
+        self._evicted = 0
+        self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
+
+    # ------------------------------------------------------------------------------------ from other threads
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def on_world(self, world: WorldChanged, trace: str = "") -> None:
+        """A world was heard (bus thread): what belongs to an older one is aborted at once."""
+        shared = self.shared
+        with shared.cv:
+            if world.run != self.identity.run or (shared.world and world.generation <= shared.world.generation):
+                return
+            shared.world = world
+            self.trace = trace
+            if shared.generation and self._broken_at is None:
+                self._broken_at = time.monotonic()
+            shared.cv.notify_all()
+        self._abort(before=world.generation)
+
+    def on_plan(self, plan: Plan) -> None:
+        """A plan was heard (bus thread)."""
+        with self.shared.cv:
+            have = self.shared.plan
+            if have is None or (plan.generation, plan.version) > (have.generation, have.version):
+                self.shared.plan = plan
+
+    def close(self) -> None:
+        """End the engine and free everything; safe to call twice."""
+        with self.shared.cv:
+            self.shared.closed = True
+            self.shared.cv.notify_all()
+        self._abort()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._learner.close()
+        self._unlink()
+
+    # ------------------------------------------------------------------------------------------ engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self.shared.closed and not self.shared.finished:
+                world = self._next_world()
+                if world is None:
+                    return
+                try:
+                    self._serve(world)
+                except WorldMoved:
+                    continue
+                except LinkBroken as broken:
+                    self._lost(world, broken)
+        except Exception as error:  # whatever it is, the main thread must end with it rather than wait for ever
+            self.shared.fail(error)
+        finally:
+            self._abort()
+
+    def _next_world(self) -> WorldChanged | None:
+        """Wait for a newer running world with us in it; None when there is nothing more to do."""
+        shared = self.shared
+        with shared.cv:
+            while not shared.closed:
+                world = shared.world
+                if world is not None and world.generation > shared.generation:
+                    here = self._member(world) is not None
+                    if world.status == "finished" or (shared.leaving and not here and shared.generation):
+                        shared.left = world.reason or "the run is over"
+                        shared.cv.notify_all()
+                        return None
+                    if world.status == "running" and here:
+                        shared.generation = world.generation
+                        shared.enter("mend")
+                        return world
+                    if not here and shared.generation and self._evicted < world.generation:
+                        self._rejoin(world)
+                if shared.phase != "starting":
+                    shared.enter("wait")
+                shared.cv.wait()
+        return None
+
+    def _member(self, world: WorldChanged) -> Member | None:
+        me = self.shared
+        return next((m for m in world.members if m.worker == me.worker and m.incarnation == me.incarnation), None)
+
+    def _rejoin(self, world: WorldChanged) -> None:
+        """A world went on without us although we live: our unfinished step is void, we come back as a new member."""
+        shared = self.shared
+        self._evicted = world.generation
+        shared.incarnation += 1
+        shared.current = False
+        self._register(shared.incarnation, shared.step - 1 if shared.whole else -1)
+
+    # ------------------------------------------------------------------------------------------------ serving
+
+    def _serve(self, world: WorldChanged) -> None:
+        ring = [m.worker for m in world.members]
+        trace = self.trace
+        began = time.monotonic()
+        self._link(world)
+        linked = time.monotonic()
+        decision = self._roll(world)
+        while decision.leader:
+            if decision.leader == self.identity.worker:
+                self._lead()
+            decision = self._roll(world)
+        self._adopt(world, decision)
+        if decision.donor:
+            self._send_again(ring, decision)
+        called = time.monotonic()
+        self._span("ring.link", began, linked, trace, generation=world.generation, members=len(ring))
+        self._span("ring.roll_call", linked, called, trace, decision=decision.words, step=decision.step)
+        self.outlet.post(
+            RingLinked(
+                worker=self.identity.worker,
+                incarnation=self.shared.incarnation,
+                generation=world.generation,
+                step=decision.step,
+                link_seconds=linked - began,
+                roll_call_seconds=called - linked,
+                decision=decision.words,
+            ),
+            trace=trace,
+        )
+        while self.shared.step < self.shared.total:
+            self._reduce(world, ring, decision, trace)
+        self._finish(world, ring)
+
+    def _link(self, world: WorldChanged) -> None:
+        self._unlink()
+        self.links_made += 1
+        members = world.members
+        if len(members) == 1:
+            return
+        assert self._listener is not None
+        shared = self.shared
+        place = [m.worker for m in members].index(self.identity.worker)
+        previous, following = members[place - 1], members[(place + 1) % len(members)]
+        self._listener.forget_before(world.generation)
+        greeting = Hello(
+            self.identity.job, "ring", world.generation, self.identity.worker, shared.incarnation, following.worker
+        )
+        self._following = link_next(following.address, greeting, self.identity.secret, self._send_failed, shared.moved)
+        self._previous = take_previous(
+            self._listener, world.generation, previous.worker, self._send_failed, shared.wait, shared.moved
+        )
+        if self.shared.moved():
+            raise WorldMoved("a newer world arrived while linking")
+
+    def _roll(self, world: WorldChanged) -> Decision:
+        place = [m.worker for m in world.members].index(self.identity.worker)
+        plain = roll_call.entry_to_plain(self._entry(world))
+        token = circulate(place, len(world.members), self._previous, self._following, plain)
+        entries = [roll_call.entry_from_plain(item) for item in token]
+        return roll_call.decide(entries, self.slots, world.generation)
+
+    def _entry(self, world: WorldChanged) -> Entry:
+        shared = self.shared
+        member = self._member(world)
+        assert member is not None
+        with shared.cv:
+            plan = shared.plan if shared.plan and shared.plan.generation == world.generation else None
+            return Entry(
+                worker=self.identity.worker,
+                incarnation=shared.incarnation,
+                role=member.role,
+                held=shared.step - 1,
+                current=shared.current,
+                waiting=not shared.current,
+                owners=shared.owners,
+                computed=tuple(sorted(shared.computed)),
+                plan=plan,
+                chain=shared.chain,
+                digest=self.fresh_digest if shared.step == 0 else 0,
+                memory=shared.step - 1 if shared.whole else -1,
+                restorable=self.restorable,
+                leaving=bool(shared.leaving),
+                finished=shared.main_step is not None and shared.main_step >= shared.total,
+            )
+
+    def _lead(self) -> None:
+        """Nobody has the run's state: what this worker has, or restores, is the run's from now on."""
+        shared = self.shared
+        with shared.cv:
+            if shared.whole and shared.step >= max(1, self.restorable):
+                shared.current = True
+                shared.owners = ()
+                return
+            shared.current = False
+            shared.restore_wanted = True
+            shared.cv.notify_all()
+            while not shared.current:
+                if self.shared.moved():
+                    shared.restore_wanted = False
+                    raise WorldMoved("a newer world arrived while restoring")
+                shared.cv.wait()
+            shared.owners = ()
+        self.ledger.rewind(shared.step)
+
+    def _adopt(self, world: WorldChanged, decision: Decision) -> None:
+        shared = self.shared
+        me = self.identity.worker
+        self.ledger.resend()
+        self._orphans = decision.orphans
+        with shared.cv:
+            if me in decision.lacking:
+                shared.adopt(decision.furthest, ())
+            elif me in decision.current:
+                shared.current = shared.whole = True
+                shared.adopt(decision.step, decision.owners)
+            else:
+                shared.start_learning(decision.step, decision.owners, decision.chain)
+        donor = dict(decision.learners).get(me)
+        teacher = next((m for m in world.members if m.worker == donor), None)
+        if teacher is not None:
+            self._learner.learn(teacher, world.generation, decision.step)
+
+    def _send_again(self, ring: list[str], decision: Decision) -> None:
+        """The furthest result goes round once more, for those that lack it."""
+        shared = self.shared
+        me = self.identity.worker
+        lacking = me in decision.lacking
+        if me == decision.donor:
+            assert self._following is not None
+            held = shared.results[decision.furthest]
+            held.ticket = resend.send(self._following, held.of, held.buffer, self._cut)
+            held.link = self._following
+            return
+        assert self._previous is not None
+        onward = self._following if ring[(ring.index(me) + 1) % len(ring)] != decision.donor else None
+        buffer = shared.buffer()
+        committed, ticket = resend.receive(self._previous, onward, decision.furthest, self._cut, buffer)
+        if lacking:
+            self._commit(Result(buffer, committed, onward, ticket), publish=False)
+            shared.adopt(decision.step, decision.owners)
+
+    def _reduce(self, world: WorldChanged, ring: list[str], decision: Decision, trace: str) -> None:
+        shared = self.shared
+        owners = shared.owners
+        step = shared.step
+        where = reduction.route(ring, owners, self.identity.worker)
+        began = time.monotonic()
+        work = reduction.Reduction(
+            step=step,
+            slots=self.slots,
+            cut=self._cut,
+            where=where,
+            previous=self._previous,
+            following=self._following,
+            result=shared.buffer(),
+            chain=shared.chain,
+            own=shared.own_buffers,
+            wishes=self._wishes,
+            settle=lambda wishes: control.settle(wishes, owners, self.slots, world.generation, ring, decision.current),
+        )
+        settled, chain = work.run()
+        ticket = self._following.issued if self._following is not None else 0
+        again, self._orphans = self._orphans, 0
+        committed = Committed(step, world.generation, owners, settled, chain, again)
+        self._commit(Result(work.result, committed, self._following, ticket), publish=where.place == 0)
+        if self._broken_at is not None:
+            seconds = time.monotonic() - self._broken_at
+            self._span("ring.first_commit", began, time.monotonic(), trace, step=step, computed_again=again)
+            if where.place == 0:
+                self.outlet.post(
+                    RingRecovered(
+                        worker=self.identity.worker,
+                        generation=world.generation,
+                        step=step,
+                        seconds=seconds,
+                        computed_again=again,
+                    ),
+                    trace=trace,
+                )
+            self._broken_at = None
+
+    def _wishes(self) -> Wishes:
+        shared = self.shared
+        with shared.cv:
+            return Wishes(
+                plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
+                leaving=frozenset({self.identity.worker}) if shared.leaving else frozenset(),
+                checkpoint=shared.checkpoint,
+                ledger=self.ledger.stored,
+            )
+
+    def _commit(self, result: Result, *, publish: bool) -> None:
+        shared = self.shared
+        settled = result.of.settled
+        record = Record(result.of, self._loss_of(result))
+        with shared.cv:
+            if settled.checkpoint and settled.checkpoint == shared.checkpoint:
+                shared.checkpoint = ""
+            if settled.stop:
+                shared.total = min(shared.total, result.of.step + 1)
+            shared.complete(result)
+        self.ledger.known(settled.ledger)
+        self.ledger.add(record, publish=publish)
+        if shared.leaving and self.identity.worker in settled.leaving and not settled.stop:
+            self._say_idle()
+
+    def _say_idle(self) -> None:
+        shared = self.shared
+        if shared.leaving != "idle":
+            self.ledger.flush()
+            self.outlet.post(
+                WorkerLeaving(
+                    worker=self.identity.worker, incarnation=shared.incarnation, reason=shared.leaving, idle=True
+                )
+            )
+            shared.leaving = "idle"
+
+    def _finish(self, world: WorldChanged, ring: list[str]) -> None:
+        """After the last step: everybody's script has left the loop, the ledger is stored; then BYE."""
+        shared = self.shared
+        with shared.cv:
+            while shared.main_step is None or shared.main_step < shared.total:
+                if self.shared.moved():
+                    raise WorldMoved("a newer world arrived at the end of the run")
+                shared.cv.wait()
+        if ring[0] == self.identity.worker:
+            self._store_ledger()
+        circulate(ring.index(self.identity.worker), len(ring), self._previous, self._following, True)
+        self._part()
+
+    def _store_ledger(self) -> None:
+        deadline = time.monotonic() + FLUSH_PATIENCE
+        self.ledger.flush()
+        with self.shared.cv:
+            while not self.ledger.empty and time.monotonic() < deadline:
+                if self.shared.moved():
+                    raise WorldMoved("a newer world arrived while the ledger was being stored")
+                self.shared.cv.wait(0.25)
+
+    def _part(self) -> None:
+        shared = self.shared
+        if self._following is not None:
+            self._following.bye(shared.total)
+        with shared.cv:
+            shared.finished = True
+            shared.enter("finish")
+            shared.cv.notify_all()
+
+    # ----------------------------------------------------------------------------------------------- breaking
+
+    def _lost(self, world: WorldChanged, broken: LinkBroken) -> None:
+        shared = self.shared
+        if broken.orderly and shared.main_step is not None and shared.main_step >= shared.total:
+            self._part()
+            return
+        with shared.cv:
+            if self._broken_at is None:
+                self._broken_at = time.monotonic()
+            shared.enter("wait")
+            if self.shared.moved():
+                return
+        following = self._following
+        if following is not None and following.failure:
+            broken = LinkBroken("next", following.failure)
+        ring = [m.worker for m in world.members]
+        place = ring.index(self.identity.worker)
+        peer = ring[place - 1] if broken.side == "previous" else ring[(place + 1) % len(ring)]
+        self.outlet.post(
+            RingBroken(
+                worker=self.identity.worker,
+                incarnation=shared.incarnation,
+                generation=world.generation,
+                step=shared.step,
+                peer=peer,
+                side="previous" if broken.side == "previous" else "next",
+                error=broken.reason,
+            )
+        )
+
+    def _abort(self, before: int | None = None) -> None:
+        for link in (self._previous, self._following):
+            if link is not None and (before is None or link.generation < before):
+                link.abort()
+
+    def _send_failed(self) -> None:
+        # called by the sender thread: frees the engine, which waits at the other link; that peer is not to blame
+        if self._previous is not None:
+            self._previous.interrupt()
+
+    def _unlink(self) -> None:
+        for link in (self._previous, self._following):
+            if link is not None:
+                link.close()
+        self._previous = self._following = None
+
+    def _span(self, name: str, begin: float, end: float, trace: str, **attributes: str | int | float) -> None:
+        now = time.monotonic()
+        self.outlet.span(Span(name, now - begin, end - begin, trace, dict(attributes)))

@@ -1,0 +1,377 @@
+"""What the main thread and the engine thread share: slots computed, results, owners, wishes; one condition guards all.
+
+The main thread computes and applies (`begin`, `take`, `put`, …); the engine links, calls the roll and reduces. Neither
+waits for the other except here, and every wait ends when the world moves or the session closes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from reknit.core.events import Range, WorldChanged
+
+from .ring.control import Plan
+from .ring.link import Link
+from .ring.linking import WorldMoved
+from .ring.pieces import Buffer, Shape
+from .ring.resend import Committed
+
+Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "finish"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compute:
+    """Work: compute this slot."""
+
+    step: int
+    slot: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Apply:
+    """Work: the step's result is complete; apply it."""
+
+    step: int
+    result: Result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Begin:
+    """Work: this worker has the state; its next step is `step`."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """Work: put this state, received from a peer, into the tracked objects."""
+
+    state: StateCopy
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restore:
+    """Work: nobody has the run's state; restore the newest checkpoint, or declare the fresh state to be the run's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """Work: a learner waits for a copy of the state as it is at the beginning of `step`."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leave:
+    """Work: this worker is out of the world for good (drained, or the run was stopped)."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Done:
+    """Work: none is left; everybody has the last result."""
+
+
+Work = Compute | Apply | Begin | Load | Restore | Copy | Leave | Done
+
+
+@dataclasses.dataclass(slots=True)
+class Result:
+    """The reduced sum of one step.
+
+    Attributes:
+        buffer: flat bytes, the sum over all slots (not yet divided).
+        of: the committed step.
+        link, ticket: the buffer is still being sent until `link.done >= ticket`.
+    """
+
+    buffer: Buffer
+    of: Committed
+    link: Link | None = None
+    ticket: int = 0
+
+    @property
+    def sending(self) -> bool:
+        """True while the link may still read the buffer."""
+        return self.link is not None and not self.link.closed and self.link.done < self.ticket
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateCopy:
+    """A copy of the tracked state at the beginning of `step`.
+
+    Attributes:
+        step: the next step to run on it.
+        chain: result chain before that step.
+        layout: encoded layout (worker.state).
+        memory: the flat bytes.
+    """
+
+    step: int
+    chain: int
+    layout: bytes
+    memory: memoryview
+
+
+@dataclasses.dataclass(slots=True)
+class CopyWanted:
+    """A learner's request, waiting for the main thread."""
+
+    at_least: int
+    done: StateCopy | None = None
+
+
+class Exchange:
+    """Shared state of one session.
+
+    Attributes:
+        cv: guards everything here.
+        world: newest world heard, of any status.
+        generation: generation being served.
+        step: step the engine reduces next; `step - 1` is the last result held.
+        owners: owners of `step`.
+        main_step: step the main thread is at, None before it has the state.
+        current: this worker has the run's state in memory, as the ring knows it.
+        whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
+    """
+
+    def __init__(self, worker: str, incarnation: int, shape: Shape, used: Callable[[int], int], total: int) -> None:
+        self.cv = threading.Condition()
+        self.worker = worker
+        self.incarnation = incarnation
+        self.shape = shape
+        self.used = used
+        self.total = total
+        self.world: WorldChanged | None = None
+        self.generation = 0
+        self.step = 0
+        self.owners: tuple[Range, ...] = ()
+        self.main_step: int | None = None
+        self.current = False
+        self.whole = False
+        self.chain = 0
+        self.plan: Plan | None = None
+        self.checkpoint = ""
+        self.leaving = ""
+        self.finished = False
+        self.left = ""
+        self.error: BaseException | None = None
+        self.closed = False
+        self.phase: Phase = "starting"
+        self.phase_since = time.monotonic()
+        self.restore_wanted = False
+        self.load: StateCopy | None = None
+        self.copies: list[CopyWanted] = []
+        self.results: dict[int, Result] = {}
+        self.computed: dict[int, Buffer] = {}
+        self._computing: set[int] = set()
+        self._pool: list[Buffer] = []
+
+    # --------------------------------------------------------------------------------------- both sides
+
+    def moved(self) -> bool:
+        """True if a newer world than the one being served exists, or the session is over."""
+        return self.closed or (self.world is not None and self.world.generation > self.generation)
+
+    def notify(self) -> None:
+        """Wake every waiter."""
+        with self.cv:
+            self.cv.notify_all()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for any change."""
+        with self.cv:
+            self.cv.wait(seconds)
+
+    def enter(self, phase: Phase) -> None:
+        """Note what this worker is doing, for its heartbeats."""
+        if phase != self.phase:
+            self.phase = phase
+            self.phase_since = time.monotonic()
+
+    def own_slots(self) -> list[int]:
+        """This worker's slots of `step` that hold samples, in order."""
+        used = self.used(self.step)
+        return [s for r in self.owners if r.worker == self.worker for s in range(r.first, min(r.end, used))]
+
+    def buffer(self) -> Buffer:
+        """A flat buffer from the pool, content undefined."""
+        with self.cv:
+            return self._pool.pop() if self._pool else self.shape.empty()
+
+    def recycle(self, buffer: Buffer) -> None:
+        """Give a buffer back."""
+        with self.cv:
+            self._pool.append(buffer)
+
+    # ------------------------------------------------------------------------------------- main thread
+
+    def begin(self, step: int) -> None:
+        """The state before `step` is in place and `step` is being run."""
+        with self.cv:
+            self.main_step = step
+            self._computing.clear()
+            self._prune()
+            self.cv.notify_all()
+
+    def take(self) -> Work:
+        """Wait for the next piece of work.
+
+        Raises:
+            Exception: what ended the engine, if it ended.
+        """
+        with self.cv:
+            while True:
+                work = self._next()
+                if work is not None:
+                    if isinstance(work, Compute):
+                        self._computing.add(work.slot)
+                        self.enter("compute")
+                    return work
+                if self.phase in {"compute", "user"}:
+                    self.enter("reduce")
+                self.cv.wait()
+
+    def _next(self) -> Work | None:
+        if self.error is not None:
+            raise self.error
+        if self.restore_wanted:
+            return Restore()
+        if self.load is not None:
+            return Load(self.load)
+        if self.main_step is None:
+            if self.left:
+                return Leave(self.left)
+            return Begin(self.step) if self.current else None
+        if any(c.done is None and c.at_least <= self.main_step for c in self.copies):
+            return Copy(self.main_step)
+        ready = self.results.get(self.main_step)
+        if ready is not None:
+            return Apply(self.main_step, ready)
+        if self.left:
+            return Leave(self.left)
+        if self.main_step >= self.total:
+            return Done() if self.finished else None
+        if self.step == self.main_step:
+            for slot in self.own_slots():
+                if slot not in self.computed and slot not in self._computing:
+                    return Compute(self.step, slot)
+        return None
+
+    def put(self, step: int, slot: int, buffer: Buffer) -> None:
+        """Hand in a computed slot; one that is no longer ours, or of a past step, is dropped."""
+        with self.cv:
+            self._computing.discard(slot)
+            if step == self.step and slot in self.own_slots():
+                self.computed[slot] = buffer
+                self.cv.notify_all()
+            else:
+                self._pool.append(buffer)
+
+    def copied(self, copy: StateCopy) -> None:
+        """Answer all learners that can use this copy."""
+        with self.cv:
+            for wanted in self.copies:
+                if wanted.done is None and wanted.at_least <= copy.step:
+                    wanted.done = copy
+            self.copies = [c for c in self.copies if c.done is None]
+            self.cv.notify_all()
+
+    def loaded(self, step: int) -> None:
+        """A received state is in the tracked objects; the next step is `step`."""
+        with self.cv:
+            self.load = None
+            self.main_step = None
+            self._computing.clear()
+            for stale in [s for s in self.results if s < step]:
+                self._forget(stale)
+            self.main_step = step
+            self.cv.notify_all()
+
+    def restored(self, step: int, chain: int) -> None:
+        """The run's state is what this worker holds now: `step` steps done."""
+        with self.cv:
+            self.restore_wanted = False
+            self.step, self.chain, self.current, self.whole = step, chain, True, True
+            self.cv.notify_all()
+
+    # ----------------------------------------------------------------------------------- engine thread
+
+    def own_buffers(self) -> Sequence[Buffer]:
+        """Wait until all own slots of `step` are computed; their buffers in slot order.
+
+        Raises:
+            WorldMoved: a newer world arrived first.
+        """
+        with self.cv:
+            while True:
+                if self.moved():
+                    raise WorldMoved("a newer world arrived while slots were being computed")
+                slots = self.own_slots()
+                if (self.main_step == self.step or not slots) and all(s in self.computed for s in slots):
+                    return [self.computed[s] for s in slots]
+                self.cv.wait()
+
+    def complete(self, result: Result) -> None:
+        """A step's result is here: keep it for the main thread and for those that may lack it; go to the next step."""
+        with self.cv:
+            self.results[result.of.step] = result
+            self.step = result.of.step + 1
+            self.chain = result.of.chain
+            self.owners = result.of.settled.owners
+            self._pool.extend(self.computed.values())
+            self.computed.clear()
+            self._prune()
+            self.cv.notify_all()
+
+    def start_learning(self, step: int, owners: tuple[Range, ...], chain: int) -> None:
+        """This worker has no usable state: results from `step` on are queued until a copy arrives."""
+        with self.cv:
+            self.current = self.whole = False
+            self.forget_all()
+            self.adopt(step, owners)
+            self.chain = chain
+            self.enter("learn")
+
+    def adopt(self, step: int, owners: tuple[Range, ...]) -> None:
+        """Take over a roll call's decision: the step in flight and its owners; computed slots that stay ours are kept."""
+        with self.cv:
+            if step != self.step:
+                self._pool.extend(self.computed.values())
+                self.computed.clear()
+                self._computing.clear()
+            self.step, self.owners = step, owners
+            mine = set(self.own_slots())
+            for slot in [s for s in self.computed if s not in mine]:
+                self._pool.append(self.computed.pop(slot))
+            self.cv.notify_all()
+
+    def forget_all(self) -> None:
+        """Drop computed slots and results: what they belonged to is over for this worker."""
+        with self.cv:
+            self.computed.clear()
+            self.results.clear()
+            self._computing.clear()
+            self.cv.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the main thread's next `take` with this error."""
+        with self.cv:
+            self.error = error
+            self.cv.notify_all()
+
+    def _prune(self) -> None:
+        # the newest result stays: at the next break somebody may lack exactly that one
+        done = self.main_step if self.main_step is not None else 0
+        for step in [s for s in self.results if s < done and s < self.step - 1]:
+            self._forget(step)
+
+    def _forget(self, step: int) -> None:
+        result = self.results.pop(step)
+        if not result.sending:
+            self._pool.append(result.buffer)

@@ -1,0 +1,183 @@
+"""What a step agrees on besides its gradient: piece 0, merged along the ring as gradients are, made final by the last active.
+
+Each active adds its wishes (`merge`, commutative); the last one settles them (`settle`, pure), and what it settles
+travels to everybody with the result. So these agreements need no service and no extra message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from reknit.core import plan as plans
+from reknit.core import wire
+from reknit.core.errors import WireError
+from reknit.core.events import Range
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan of the shards service: who computes which slots; ordered by (generation, version)."""
+
+    generation: int
+    version: int
+    ranges: tuple[Range, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wishes:
+    """What actives ask for while a step is reduced.
+
+    Attributes:
+        plan: newest plan heard.
+        leaving: workers that want no slots from the next step on.
+        checkpoint: id of a checkpoint to take after this step, "" for none.
+        ledger: last step whose ledger record is known to be stored, -1 for none.
+    """
+
+    plan: Plan | None = None
+    leaving: frozenset[str] = frozenset()
+    checkpoint: str = ""
+    ledger: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settled:
+    """What holds for everybody from the next step on.
+
+    Attributes:
+        owners: slots of the next step, contiguous in ring order; empty only with `stop`.
+        leaving: workers whose wish to leave is granted: they have no slots any more.
+        checkpoint: take this checkpoint of the state after this step.
+        ledger: ledger records up to this step may be forgotten.
+        stop: everybody leaves after this step.
+    """
+
+    owners: tuple[Range, ...]
+    leaving: frozenset[str] = frozenset()
+    checkpoint: str = ""
+    ledger: int = -1
+    stop: bool = False
+
+
+def merge(a: Wishes, b: Wishes) -> Wishes:
+    """Join two sets of wishes; the order does not matter."""
+    candidates = [p for p in (a.plan, b.plan) if p is not None]
+    newest = max(candidates, key=lambda p: (p.generation, p.version), default=None)
+    return Wishes(
+        plan=newest,
+        leaving=a.leaving | b.leaving,
+        checkpoint=max(a.checkpoint, b.checkpoint),
+        ledger=max(a.ledger, b.ledger),
+    )
+
+
+def settle(
+    wishes: Wishes, owners: Sequence[Range], slots: int, generation: int, ring: Sequence[str], current: Collection[str]
+) -> Settled:
+    """Decide the next step's owners and what else was asked.
+
+    A plan counts only if it is of this generation, covers all slots and names live, current members in ring order;
+    else the owners stay. Leaving workers lose their slots to the others; if all leave, the run stops after this step.
+
+    Args:
+        wishes: all wishes of the step.
+        owners: owners of the step just reduced.
+        slots: V.
+        generation: generation of the ring.
+        ring: members in ring order.
+        current: members that had the state at the roll call. (A plan may name others: the shards service has heard that
+            they caught up.)
+    """
+    ranges = tuple(owners)
+    if wishes.plan is not None and fits(wishes.plan, slots, generation, ring, ring):
+        ranges = wishes.plan.ranges
+    busy = [r.worker for r in ranges if r.end > r.first]
+    staying = [w for w in busy if w not in wishes.leaving]
+    if not staying:
+        staying = [w for w in ring if w in current and w not in wishes.leaving]
+    stop = not staying
+    if stop:
+        ranges = ()
+    elif len(staying) < len(busy) or not set(staying) <= set(busy):
+        ranges = plans.split(slots, staying)
+    return Settled(
+        owners=tuple(r for r in ranges if r.end > r.first),
+        leaving=wishes.leaving,
+        checkpoint=wishes.checkpoint,
+        ledger=wishes.ledger,
+        stop=stop,
+    )
+
+
+def fits(plan: Plan, slots: int, generation: int, ring: Sequence[str], current: Collection[str]) -> bool:
+    """True if the plan may be used on this ring: right generation, covers all slots, live current members in ring order."""
+    order = {worker: place for place, worker in enumerate(ring)}
+    busy = [r.worker for r in plan.ranges if r.end > r.first]
+    return (
+        plan.generation == generation
+        and plans.covers(plan.ranges, slots)
+        and all(w in order and w in current for w in busy)
+        and [order[w] for w in busy] == sorted(order[w] for w in busy)
+        and len(set(busy)) == len(busy)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+
+
+def ranges_to_plain(ranges: Sequence[Range]) -> list[list[Any]]:
+    """Ranges as plain values."""
+    return [[r.worker, r.first, r.end] for r in ranges]
+
+
+def ranges_from_plain(plain: Any) -> tuple[Range, ...]:
+    """Ranges from plain values."""
+    return tuple(Range(worker=str(w), first=int(a), end=int(b)) for w, a, b in plain)
+
+
+def plan_to_plain(plan: Plan | None) -> list[Any] | None:
+    """A plan as plain values."""
+    return None if plan is None else [plan.generation, plan.version, ranges_to_plain(plan.ranges)]
+
+
+def plan_from_plain(plain: Any) -> Plan | None:
+    """A plan from plain values."""
+    return None if plain is None else Plan(int(plain[0]), int(plain[1]), ranges_from_plain(plain[2]))
+
+
+def encode(control: Wishes | Settled) -> bytes:
+    """Bytes of the control piece."""
+    if isinstance(control, Wishes):
+        plain = [plan_to_plain(control.plan), sorted(control.leaving), control.checkpoint, control.ledger]
+        return wire.pack(["wishes", *plain])
+    return wire.pack(
+        [
+            "settled",
+            ranges_to_plain(control.owners),
+            sorted(control.leaving),
+            control.checkpoint,
+            control.ledger,
+            control.stop,
+        ]
+    )
+
+
+def decode(data: bytes) -> Wishes | Settled:
+    """Decode a control piece.
+
+    Raises:
+        WireError: the bytes are not a control piece.
+    """
+    plain = wire.unpack(data)
+    try:
+        if plain[0] == "wishes":
+            _, plan, leaving, checkpoint, ledger = plain
+            return Wishes(plan_from_plain(plan), frozenset(leaving), str(checkpoint), int(ledger))
+        if plain[0] == "settled":
+            _, owners, leaving, checkpoint, ledger, stop = plain
+            return Settled(ranges_from_plain(owners), frozenset(leaving), str(checkpoint), int(ledger), bool(stop))
+    except (TypeError, ValueError, IndexError) as error:
+        raise WireError(f"control piece does not fit: {error}") from error
+    raise WireError("not a control piece")

@@ -1,0 +1,115 @@
+"""The worker's one listening socket: accepts, checks the hello, keeps the connection until somebody asks for it.
+
+A connection of a *later* generation than we know of is kept: its dialer heard of the new world first. Connections of
+past generations are refused and closed. Each hello has its own short-lived thread, so garbage on the port delays nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from . import hello
+from .hello import Hello, Refused
+
+HELLO_SECONDS = 5.0
+_MAX_PENDING = 64
+
+
+class Listener:
+    """Accepts ring and state connections for one worker.
+
+    Args:
+        job, worker, secret: who we are and what a peer must prove.
+        host: address to bind; the port is the kernel's choice.
+        on_arrival: called (on a hello thread) whenever a connection has been accepted.
+    """
+
+    def __init__(self, job: str, worker: str, secret: str, host: str, on_arrival: Callable[[], None]) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sock.bind((host, 0))
+        self._sock.listen(128)
+        port = self._sock.getsockname()[1]
+        self.address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+        self.refusals: list[str] = []
+        self._identity = (job, worker, secret)
+        self._on_arrival = on_arrival
+        self._oldest = 0
+        self._waiting: dict[tuple[str, int, str], socket.socket] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._hellos = threading.BoundedSemaphore(_MAX_PENDING)
+        self._thread = threading.Thread(target=self._accept, name="ring-listen", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                if self._closed:
+                    return
+                continue
+            if not self._hellos.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._greet, args=(sock,), name="ring-hello", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        job, worker, secret = self._identity
+        try:
+            sock.settimeout(HELLO_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            claim = hello.accept(sock, job, worker, secret, self._oldest)
+        except (Refused, OSError) as error:
+            self.refusals = [*self.refusals[-31:], str(error)]
+            sock.close()
+            return
+        finally:
+            self._hellos.release()
+        with self._lock:
+            if self._closed or claim.generation < self._oldest:
+                sock.close()
+                return
+            old = self._waiting.pop((claim.purpose, claim.generation, claim.worker), None)
+            self._waiting[claim.purpose, claim.generation, claim.worker] = sock
+        if old is not None:
+            old.close()
+        self._on_arrival()
+
+    def take(self, purpose: str, generation: int, worker: str) -> socket.socket | None:
+        """Take an accepted connection, or None if it is not there (yet)."""
+        with self._lock:
+            return self._waiting.pop((purpose, generation, worker), None)
+
+    def take_any(self, purpose: str) -> tuple[Hello, socket.socket] | None:
+        """Take any accepted connection of a purpose."""
+        job, worker, _ = self._identity
+        with self._lock:
+            for key in self._waiting:
+                if key[0] == purpose:
+                    return Hello(job, key[0], key[1], key[2], 0, worker), self._waiting.pop(key)
+        return None
+
+    def forget_before(self, generation: int) -> None:
+        """From now on refuse generations older than this and close what waits of them."""
+        with self._lock:
+            self._oldest = max(self._oldest, generation)
+            for key in [k for k in self._waiting if k[1] < self._oldest]:
+                self._waiting.pop(key).close()
+
+    def close(self) -> None:
+        """Stop listening and close everything that waits."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._thread.join()
+        with self._lock:
+            for sock in self._waiting.values():
+                sock.close()
+            self._waiting.clear()

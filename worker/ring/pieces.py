@@ -1,0 +1,77 @@
+"""The flat buffer that a step reduces, cut into sections by arithmetic and into pieces by size; and the fold itself.
+
+The fold is the whole of promise P2: for every element, `((g0 + g1) + g2) + ...` in slot order, whoever owns which slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .frames import PIECE
+
+Buffer = npt.NDArray[np.uint8]
+"""A flat byte buffer of one slot or one result."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """Bytes `[start, end)` of the flat buffer, summed as `f4` or `f8`, or `raw`: slot 0's bytes, not summed."""
+
+    dtype: Literal["f4", "f8", "raw"]
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes `[start, end)` within one section."""
+
+    dtype: Literal["f4", "f8", "raw"]
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The flat buffer's shape, equal on all workers.
+
+    Attributes:
+        sections: contiguous from 0, each a multiple of its item size.
+    """
+
+    sections: tuple[Section, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a buffer."""
+        return self.sections[-1].end if self.sections else 0
+
+    def pieces(self, size: int = PIECE) -> tuple[Piece, ...]:
+        """Cut into pieces of at most `size` bytes (a multiple of 8), never across a section."""
+        return tuple(
+            Piece(s.dtype, at, min(at + size, s.end)) for s in self.sections for at in range(s.start, s.end, size)
+        )
+
+    def empty(self) -> Buffer:
+        """A new buffer with undefined content."""
+        return np.empty(self.nbytes, dtype=np.uint8)
+
+
+def begin(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:
+    """Write the fold of the first slots of a step into `out`'s piece; `slots` is in slot order and not empty."""
+    out[piece.start : piece.end] = slots[0][piece.start : piece.end]
+    add(out, slots[1:], piece)
+
+
+def add(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:
+    """Add further slots, in slot order, to a piece that holds the fold of all slots before them."""
+    if piece.dtype == "raw" or not slots:
+        return
+    total = out[piece.start : piece.end].view(piece.dtype)
+    for slot in slots:
+        np.add(total, slot[piece.start : piece.end].view(piece.dtype), out=total)

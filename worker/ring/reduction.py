@@ -1,0 +1,221 @@
+"""One step's reduction over the links of a generation, as one worker sees it.
+
+Seen from the first active (place 0) the ring has the last active at place L. Pieces are partly summed on the way 0..L,
+become final at L, and travel on from L round to the worker before it. A place beyond L (spare, learner) passes final
+pieces on. Frames of one link keep their order, so pieces arrive in order and anything else is a broken peer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import xxhash
+
+from reknit.core.errors import WireError
+from reknit.core.events import Range
+
+from . import control, pieces
+from .control import Settled, Wishes
+from .frames import Header, Kind
+from .link import Link, LinkBroken
+from .pieces import Buffer, Piece
+
+C = TypeVar("C", Wishes, Settled)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """Where this worker stands in the reduction of one step.
+
+    Attributes:
+        place: distance from the first active along the ring.
+        last: place of the last active.
+        size: workers in the ring.
+        before: slots covered when a partly summed piece reaches this worker.
+        own: slots this worker adds.
+    """
+
+    place: int
+    last: int
+    size: int
+    before: int
+    own: int
+
+    @property
+    def passes_final(self) -> bool:
+        """True if the next worker still needs the final piece."""
+        return self.size > 1 and (self.place + 1) % self.size != self.last
+
+
+def route(ring: Sequence[str], owners: Sequence[Range], me: str) -> Route:
+    """Find this worker's place.
+
+    Args:
+        ring: members in ring order.
+        owners: non-empty ranges in slot order; their order along the ring is the same.
+        me: this worker.
+    """
+    start = ring.index(owners[0].worker)
+    rotated = [*ring[start:], *ring[:start]]
+    places = {worker: place for place, worker in enumerate(rotated)}
+    mine = places[me]
+    before = max((r.end for r in owners if places[r.worker] < mine), default=0)
+    own = sum(r.end - r.first for r in owners if r.worker == me)
+    return Route(place=mine, last=places[owners[-1].worker], size=len(ring), before=before, own=own)
+
+
+@dataclasses.dataclass(slots=True)
+class Reduction:
+    """Reduces one step.
+
+    Attributes:
+        step, slots, cut: the step, V, the pieces of the flat buffer.
+        where: this worker's route.
+        previous, following: links, None in a world of one.
+        result: buffer for partial sums and then the result.
+        chain: result chain of the step before.
+        own: blocks until this worker's own slots are computed and returns their buffers in slot order (unused slots of
+            an uneven tail left out); raises when the world moves.
+        wishes: this worker's wishes, asked for when its turn comes.
+        settle: the last active's decision from all wishes.
+    """
+
+    step: int
+    slots: int
+    cut: Sequence[Piece]
+    where: Route
+    previous: Link | None
+    following: Link | None
+    result: Buffer
+    chain: int
+    own: Callable[[], Sequence[Buffer]]
+    wishes: Callable[[], Wishes]
+    settle: Callable[[Wishes], Settled]
+
+    def run(self) -> tuple[Settled, int]:
+        """Reduce.
+
+        Returns:
+            What was settled, and the new result chain.
+
+        Raises:
+            LinkBroken: a neighbour is gone or broke the protocol.
+        """
+        where = self.where
+        digest = xxhash.xxh3_64(self.chain.to_bytes(8, "little"))
+        settled: Settled | None = None
+        if where.place == 0:
+            settled = self._begin(digest)
+            if settled is not None:
+                return settled, digest.intdigest()
+        own: Sequence[Buffer] | None = None
+        expect = {Kind.REDUCE: 0, Kind.FINAL: 0}
+        done = Kind.REDUCE if where.place == where.last else Kind.FINAL
+        previous = self.previous
+        assert previous is not None
+        while expect[done] <= len(self.cut):
+            header = previous.receive_header()
+            self._check(header, expect)
+            if header.kind is Kind.REDUCE:
+                if own is None:
+                    own = self.own()
+                if header.piece == 0:
+                    settled = self._pass_wishes(previous.receive_payload(header)) or settled
+                else:
+                    self._add(header.piece, own, digest)
+            elif header.piece == 0:
+                settled = self._take_settled(previous.receive_payload(header))
+            else:
+                self._take_final(header.piece, digest)
+            expect[header.kind] += 1
+        assert settled is not None
+        return settled, digest.intdigest()
+
+    def _begin(self, digest: xxhash.xxh3_64) -> Settled | None:
+        """First active: fold the own slots and send them off; alone among actives it settles at once."""
+        own = self.own()
+        wishes = self.wishes()
+        final = self.where.last == 0
+        settled = self.settle(wishes) if final else None
+        kind = Kind.FINAL if final else Kind.REDUCE
+        covered = self.slots if final else self.where.own
+        self._send(kind, 0, covered, control.encode(settled if settled is not None else wishes))
+        for number, piece in enumerate(self.cut, 1):
+            pieces.begin(self.result, own, piece)
+            view = self.result.data[piece.start : piece.end]
+            if final:
+                digest.update(view)
+            self._send(kind, number, covered, view)
+        return settled
+
+    def _pass_wishes(self, payload: bytes) -> Settled | None:
+        merged = control.merge(_decoded(payload, Wishes), self.wishes())
+        if self.where.place != self.where.last:
+            self._send(Kind.REDUCE, 0, self.where.before + self.where.own, control.encode(merged))
+            return None
+        settled = self.settle(merged)
+        self._send(Kind.FINAL, 0, self.slots, control.encode(settled))
+        return settled
+
+    def _take_settled(self, payload: bytes) -> Settled:
+        if self.where.passes_final:
+            self._send(Kind.FINAL, 0, self.slots, payload)
+        return _decoded(payload, Settled)
+
+    def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
+        piece = self.cut[number - 1]
+        view = self._receive(piece)
+        pieces.add(self.result, own, piece)
+        if self.where.place == self.where.last:
+            digest.update(view)
+            self._send(Kind.FINAL, number, self.slots, view)
+        else:
+            self._send(Kind.REDUCE, number, self.where.before + self.where.own, view)
+
+    def _take_final(self, number: int, digest: xxhash.xxh3_64) -> None:
+        view = self._receive(self.cut[number - 1])
+        if self.where.passes_final:
+            self._send(Kind.FINAL, number, self.slots, view)
+        digest.update(view)
+
+    def _receive(self, piece: Piece) -> memoryview:
+        assert self.previous is not None
+        view = self.result.data[piece.start : piece.end]
+        self.previous.receive_into(view)
+        return view
+
+    def _send(self, kind: Kind, piece: int, coverage: int, payload: memoryview | bytes) -> None:
+        if self.following is not None:
+            self.following.send(kind, self.step, piece, coverage, payload)
+
+    def _check(self, header: Header, expect: dict[Kind, int]) -> None:
+        want = expect.get(header.kind)
+        covered = self.slots if header.kind is Kind.FINAL else self.where.before
+        size = None if header.piece == 0 or want is None else _size(self.cut, header.piece)
+        if (
+            want is None
+            or header.step != self.step
+            or header.piece != want
+            or header.coverage != covered
+            or (size is not None and header.length != size)
+        ):
+            raise LinkBroken(
+                "previous",
+                f"protocol: {header} while step {self.step}, piece {want}, coverage {covered}, {size} bytes were due",
+            )
+
+
+def _size(cut: Sequence[Piece], number: int) -> int:
+    return cut[number - 1].end - cut[number - 1].start if number <= len(cut) else -1
+
+
+def _decoded(payload: bytes, kind: type[C]) -> C:
+    try:
+        value = control.decode(payload)
+    except WireError as error:
+        raise LinkBroken("previous", str(error)) from error
+    if not isinstance(value, kind):
+        raise LinkBroken("previous", f"control piece holds {type(value).__name__}, not {kind.__name__}")
+    return value
