@@ -1,0 +1,463 @@
+"""The bus: typed events and heartbeats of jobs over one NATS connection.
+
+Used like this: `bus = await Bus.connect(endpoint, source="w1")`; `await bus.publish(job, event)` stores an event and
+returns its sequence; `bus.post(job, event)` does it later, in order, whatever happens to the broker meanwhile;
+`await bus.follow(callback, job=job)` hears every event once, in order, the old ones first.
+
+How it holds together is told in docs/architecture.md, "The bus"; its parts: `connection`, `journal` (the stored stream),
+`follow` (hearing), `outbox` (posting).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from nats.aio.msg import Msg
+
+from reknit.core import log, telemetry, wire
+from reknit.core.connection import Connection, NotAnswered
+from reknit.core.context import Endpoint
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
+from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged, kind_of
+from reknit.core.follow import Follow, subjects
+from reknit.core.journal import MSG_ID, Journal, State, Stored
+from reknit.core.outbox import Letter, Outbox
+from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, service_subject, subject_of, valid_name
+
+_FAILED = "reknit-error"  # header of a service's answer that is an error text
+_SYSTEM = "$SYS.ACCOUNT.REKNIT.DISCONNECT"
+_log = log.get("bus")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One stored event.
+
+    Attributes:
+        event: what was said.
+        job: of which job.
+        seq: place in the log; one order for all jobs.
+        id: the event's id, unique among events of its kind in its job.
+        source: who said it.
+        time: when, seconds since the epoch by the speaker's clock: for people, never for decisions.
+        trace: traceparent of what it belongs to, or "".
+    """
+
+    event: AnyEvent
+    job: str
+    seq: int
+    id: str
+    source: str
+    time: float
+    trace: str
+
+
+class Bus:
+    """Events and heartbeats over one connection. Not thread-safe: everything on the loop that connected it.
+
+    Attributes:
+        source: who we are, in every event of ours.
+        unreadable: messages that did not decode, by subject; each is skipped.
+    """
+
+    def __init__(self, connection: Connection, endpoint: Endpoint, source: str) -> None:
+        self.source = source
+        self.unreadable: Counter[str] = Counter()
+        self._connection = connection
+        self._endpoint = endpoint
+        self._journal = Journal(connection)
+        self._outbox = Outbox(self._journal)
+        self._follows: set[Follow] = set()
+        self._system: Connection | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._checking: asyncio.Task[None] | None = None
+        self._state: State | None = None
+        connection.on_back.append(self._came_back)
+
+    @classmethod
+    async def connect(cls, endpoint: Endpoint, *, source: str, timeout: float = 10.0) -> Bus:
+        """Connect, and make the event stream if nobody has yet.
+
+        Raises:
+            ControlPlaneUnreachable: no broker answers within `timeout` seconds; the text names the URL.
+            Unauthorized: it refused the credentials (at once).
+        """
+        deadline = time.monotonic() + timeout
+        connection = await Connection.open(endpoint.url, endpoint.user, endpoint.password, name=source, timeout=timeout)
+        bus = cls(connection, endpoint, source)
+        try:
+            bus._state = await bus._journal.ensure(deadline)
+        except BaseException:
+            await bus.close()
+            raise
+        return bus
+
+    @property
+    def client_id(self) -> int:
+        """The broker's number for our connection; another one after each reconnect."""
+        return self._connection.client_id
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection stands."""
+        return self._connection.connected
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was lost on our side, by cause or subject: posts (`full`, `forbidden`, `refused`) and live messages.
+
+        Dropped live messages of stored events are read from the log afterwards; the numbers only tell that we are slow.
+        """
+        return dict(self._outbox.dropped + self._connection.dropped)
+
+    @property
+    def unsent(self) -> int:
+        """Posted events that are not stored yet."""
+        return len(self._outbox)
+
+    async def close(self) -> None:
+        """End all of it at once; what was posted and is not stored yet is lost (see `flush`)."""
+        for follow in list(self._follows):
+            await follow.stop()
+        self._follows.clear()
+        await self._outbox.stop()
+        tasks = set(self._answering)
+        if self._checking is not None:
+            tasks.add(self._checking)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._system is not None:
+            await self._system.close()
+        await self._connection.close()
+
+    # ------------------------------------------------------------------------------------------------- events out
+
+    async def publish(
+        self,
+        job: str,
+        event: Event,
+        *,
+        id: str | None = None,  # noqa: A002 - the name CloudEvents gives it
+        expect_last: int | None = None,
+        trace: str | None = None,
+        deadline: float = 10.0,
+    ) -> int:
+        """Store an event once and return its sequence; tried again with the same id until it is acknowledged.
+
+        Args:
+            job: whose event.
+            event: what to say.
+            id: unique among events of this kind in this job; the same id within two minutes is stored once, whoever
+                publishes it. None: a new one.
+            expect_last: refuse unless this is the sequence of the newest event of this kind in this job; 0: none yet.
+            trace: traceparent it belongs to; None: the current span's.
+            deadline: seconds from now.
+
+        Raises:
+            StaleWorld: `expect_last` does not hold.
+            ControlPlaneUnreachable: not acknowledged in time; it may or may not be stored.
+            Unauthorized: the broker forbids it.
+            ReknitError: the broker will never take it (too large, for instance).
+        """
+        letter = self._letter(job, event, id, trace)
+        until = time.monotonic() + deadline
+        return await self._journal.append(
+            letter.subject, letter.data, letter.headers, expect_last=expect_last, deadline=until
+        )
+
+    def post(
+        self,
+        job: str,
+        event: Event,
+        *,
+        id: str | None = None,  # noqa: A002 - the name CloudEvents gives it
+        trace: str | None = None,
+    ) -> None:
+        """Store an event once, later: posts keep their order and survive outages of the broker, not of this process."""
+        self._outbox.put(self._letter(job, event, id, trace))
+
+    async def flush(self, timeout: float) -> bool:
+        """Wait until everything posted is stored; False if it is not within `timeout` seconds."""
+        return await self._outbox.flush(timeout)
+
+    async def beat(self, job: str, pulse: Pulse) -> None:
+        """Send a heartbeat; while the connection is away it is dropped, for an old heartbeat is worth nothing."""
+        if not self.connected:
+            return
+        member = pulse.worker if isinstance(pulse, WorkerPulse) else pulse.node if isinstance(pulse, NodePulse) else ""
+        try:
+            await self._connection.send(heartbeat_subject(valid_name(job, "job"), member), wire.encode(pulse))
+        except NotAnswered as error:
+            _log.debug("heartbeat not sent", reason=str(error))
+
+    def _letter(self, job: str, event: Event, id: str | None, trace: str | None) -> Letter:  # noqa: A002
+        subject = subject_of(valid_name(job, "job"), event)
+        name = id or uuid.uuid4().hex
+        headers = {
+            # The broker compares ids over the whole stream: without the subject two jobs, or two kinds of events, with
+            # one id would swallow each other's.
+            MSG_ID: f"{subject}/{name}",
+            "ce-id": name,
+            "ce-source": self.source,
+            "ce-type": kind_of(event),
+            "ce-time": datetime.now(UTC).isoformat(),
+            "ce-specversion": "1.0",
+        }
+        parent = telemetry.inject() if trace is None else trace
+        if parent:
+            headers["traceparent"] = parent
+        return Letter(subject, wire.encode(event), headers)
+
+    # -------------------------------------------------------------------------------------------------- events in
+
+    async def follow(
+        self,
+        callback: Callable[[Received], None],
+        *,
+        job: str = "*",
+        areas: Sequence[str] | None = None,
+        from_seq: int = 1,
+    ) -> Follow:
+        """Hear events in order, each once, over reconnects and restarts of the broker.
+
+        Returns when all that was stored is given to the callback. The callback runs on the loop and must not block; if
+        it raises, that is logged and the next event comes.
+
+        Args:
+            callback: called with each event.
+            job: one job, or `*` for all.
+            areas: only these areas (`core.events.AREAS`), None for all.
+            from_seq: first sequence to hear; 0: only what is stored from now on.
+
+        Raises:
+            Unauthorized: the broker forbids it.
+            UsageError: an area that does not exist.
+        """
+        filters = self._filters(job, areas)
+
+        def sink(stored: Stored) -> None:
+            received = self._received(stored)
+            if received is not None:
+                try:
+                    callback(received)
+                except Exception as error:  # noqa: BLE001 - the callback's own fault must not hide what follows
+                    _log.error("event not taken", subject=stored.subject, seq=stored.seq, exc_info=error)
+
+        if from_seq == 0:
+            from_seq = (await self._journal.ensure(time.monotonic() + 10.0)).last + 1
+        follow = Follow(self._connection, self._journal, filters, sink)
+        self._follows.add(follow)
+        try:
+            await follow.start(from_seq)
+        except BaseException:
+            self._follows.discard(follow)
+            raise
+        return follow
+
+    async def backlog(self, *, job: str = "*", areas: Sequence[str] | None = None) -> list[Received]:
+        """Return what is stored now, in order.
+
+        Raises:
+            ControlPlaneUnreachable: the broker went away or stalled meanwhile.
+            UsageError: an area that does not exist.
+        """
+        found: list[Received] = []
+
+        def sink(stored: Stored) -> None:
+            received = self._received(stored)
+            if received is not None:
+                found.append(received)
+
+        await self._journal.replay(self._filters(job, areas), 1, sink)
+        return found
+
+    async def last_world(self, job: str) -> Received | None:
+        """Return the newest `world.changed` of a job, None if there is none.
+
+        Raises:
+            ControlPlaneUnreachable: the broker does not answer.
+            WireError: it is there and does not decode.
+        """
+        subject = f"{ROOT}.{valid_name(job, 'job')}.{WorldChanged.__struct_config__.tag}"
+        stored = await self._journal.last(subject)
+        return self._decoded(stored) if stored is not None else None
+
+    async def pulses(self, callback: Callable[[str, AnyPulse], None], *, job: str = "*") -> None:
+        """Hear heartbeats: the callback gets the job and the pulse.
+
+        Raises:
+            Unauthorized: the broker forbids it.
+        """
+
+        def on_message(message: Msg) -> None:
+            try:
+                of_job, _area = job_and_area(message.subject)
+                pulse: AnyPulse = wire.decode(message.data, AREAS["heartbeat"])
+            except ReknitError as error:
+                self._count_unreadable(message.subject, error)
+                return
+            callback(of_job, pulse)
+
+        await self._connection.listen(heartbeat_subject(_job(job), "*"), on_message)
+
+    async def disconnects(self, callback: Callable[[int, str], None]) -> bool:
+        """Hear when a connection to the broker ends: the callback gets its client id and its name.
+
+        Returns False if the endpoint has no system account, or it does not let us in: then this evidence is missing.
+        """
+        if not self._endpoint.system_user:
+            return False
+
+        def on_message(message: Msg) -> None:
+            try:
+                client = json.loads(message.data)["client"]
+                callback(int(client["id"]), str(client.get("name", "")))
+            except (ValueError, KeyError, TypeError) as error:
+                self._count_unreadable(message.subject, error)
+
+        end = self._endpoint
+        try:
+            self._system = await Connection.open(
+                end.url, end.system_user, end.system_password, name=f"{self.source}-system", timeout=5.0
+            )
+            await self._system.listen(_SYSTEM, on_message)
+        except ControlPlaneUnreachable as error:
+            _log.warning("no disconnect notices", reason=str(error))
+            return False
+        return True
+
+    def _filters(self, job: str, areas: Sequence[str] | None) -> list[str]:
+        if areas is not None and not areas:
+            raise UsageError("no area given", hint="None stands for all areas")
+        for area in areas or ():
+            if area not in AREAS or area == "heartbeat":
+                known = ", ".join(name for name in AREAS if name != "heartbeat")
+                raise UsageError(f"there is no area {area!r} of stored events", hint=f"areas: {known}")
+        return subjects(_job(job), areas)
+
+    def _received(self, stored: Stored) -> Received | None:
+        try:
+            return self._decoded(stored)
+        except ReknitError as error:
+            self._count_unreadable(stored.subject, error, seq=stored.seq)
+            return None
+
+    def _decoded(self, stored: Stored) -> Received:
+        job, area = job_and_area(stored.subject)
+        event: AnyEvent = wire.decode(stored.data, AREAS.get(area, AnyEvent))
+        if stored.subject != subject_of(job, event):
+            raise UsageError(f"a {kind_of(event)} does not belong there")
+        head = stored.headers
+        return Received(
+            event=event,
+            job=job,
+            seq=stored.seq,
+            id=head.get("ce-id") or f"seq-{stored.seq}",
+            source=head.get("ce-source", ""),
+            time=_seconds(head.get("ce-time", "")),
+            trace=head.get("traceparent", ""),
+        )
+
+    def _count_unreadable(self, subject: str, error: Exception, **where: int) -> None:
+        self.unreadable[subject] += 1
+        count = self.unreadable[subject]
+        if count == 1 or count % 1000 == 0:
+            _log.warning("unreadable message skipped", subject=subject, count=count, reason=str(error), **where)
+
+    # ---------------------------------------------------------------------------------------- questions, answers
+
+    async def serve(self, service: str, verb: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answer questions to a service; of several that serve the same, one gets each question.
+
+        If `answer` raises, the asker gets the text.
+
+        Raises:
+            Unauthorized: the broker forbids it.
+        """
+
+        async def reply_to(message: Msg) -> None:
+            headers = None
+            try:
+                data = await answer(message.data)
+            except Exception as error:  # noqa: BLE001 - told to the asker
+                _log.error("question not answered", service=service, verb=verb, exc_info=error)
+                data, headers = b"", {_FAILED: f"{type(error).__name__}: {error}"[:500]}
+            try:
+                await self._connection.send(message.reply, data, headers=headers)
+            except ReknitError as error:
+                _log.warning("answer not sent", service=service, verb=verb, reason=str(error))
+
+        def on_message(message: Msg) -> None:
+            if message.reply:
+                task = asyncio.create_task(reply_to(message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+
+        await self._connection.listen(service_subject(service, verb), on_message, queue=service)
+
+    async def request(self, service: str, verb: str, payload: bytes = b"", timeout: float = 2.0) -> bytes:
+        """Ask a service; if it is not there yet, ask again until `timeout`.
+
+        Raises:
+            ControlPlaneUnreachable: no answer in time, or the service failed to answer; the text says which.
+        """
+        deadline = time.monotonic() + timeout
+        subject = service_subject(service, verb)
+        while True:
+            await self._connection.wait_connected(deadline)
+            try:
+                left = max(deadline - time.monotonic(), 0.01)
+                answer = await self._connection.ask(subject, payload, timeout=left)
+            except NotAnswered as problem:
+                if problem.why == "late" or time.monotonic() + 0.05 > deadline:
+                    raise ControlPlaneUnreachable(
+                        f"the service {service!r} does not answer at {self._connection.url}: {problem}",
+                        hint=f"is it running? start it with `reknit service {service}`",
+                    ) from problem
+                await asyncio.sleep(0.05)
+                continue
+            failed = (answer.headers or {}).get(_FAILED)
+            if failed:
+                raise ControlPlaneUnreachable(f"the service {service!r} failed to answer {verb!r}: {failed}")
+            return bytes(answer.data)
+
+    # -------------------------------------------------------------------------------------------------- come back
+
+    def _came_back(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_journal())
+
+    async def _check_journal(self) -> None:
+        try:
+            state = await self._journal.ensure(time.monotonic() + 30.0)
+        except ReknitError as error:
+            _log.warning("the event stream is not there", reason=str(error))
+            return
+        before, self._state = self._state, state
+        if before is not None and before.created != state.created:
+            # Somebody started the broker over an empty store. What was is gone; what is now is heard from its start.
+            _log.error(
+                "the broker came back with another log: earlier events are lost", was=before.last, now=state.last
+            )
+            for follow in self._follows:
+                follow.restart()
+
+
+def _job(job: str) -> str:
+    return job if job == "*" else valid_name(job, "job")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0

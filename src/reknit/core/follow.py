@@ -1,0 +1,196 @@
+"""Following the log: what is stored already, then what comes, in order, each event once, over any reconnect.
+
+How it works: live messages come in on `live.…` while the journal is read; what the reading has covered is dropped from
+them, the rest goes on. Each live message names the sequence before it on its own subject: if that is one we have
+neither heard nor read, something was dropped, and the journal is read again from where we are. So a full buffer, a
+broken connection and a restarted broker are all one case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable, Sequence
+
+from nats.aio.msg import Msg
+
+from reknit.core import log
+from reknit.core.connection import Connection, NotAnswered
+from reknit.core.errors import ReknitError, Unauthorized
+from reknit.core.journal import Journal, Stored, live
+from reknit.core.listener import Listener
+from reknit.core.subjects import LIVE, ROOT
+
+_BUFFER = 20_000
+"""Live messages kept while the journal is read; if there are more, they are read from the journal as well."""
+_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+_log = log.get("follow")
+
+
+def subjects(job: str, areas: Sequence[str] | None) -> list[str]:
+    """Return the subjects of stored events that (job or `*`, areas or None for all) stands for."""
+    if areas is None:
+        return [f"{ROOT}.{job}.>"]
+    return [f"{ROOT}.{job}.{area}.>" for area in areas]
+
+
+class Follow:
+    """One follower of the log; made by `Bus.follow`.
+
+    Attributes:
+        last: sequence of the newest event given to the callback (or skipped as not readable).
+        readings: how often the journal was read.
+    """
+
+    def __init__(
+        self, connection: Connection, journal: Journal, filters: Sequence[str], sink: Callable[[Stored], None]
+    ) -> None:
+        self.last = 0
+        self.readings = 0
+        self._connection = connection
+        self._journal = journal
+        self._filters = list(filters)
+        self._sink = sink
+        self._listeners: list[Listener] = []
+        self._covered = 0  # all of ours up to here was given or will be by the reading that runs
+        self._heard: dict[str, int] = {}  # subject -> its newest sequence, of live messages above _covered
+        self._waiting: list[tuple[int, int, Stored]] = []  # heap by sequence
+        self._reading = True
+        self._overflown = False
+        self._drain_is_due = False
+        self._read_again = asyncio.Event()
+        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def start(self, from_seq: int) -> None:
+        """Listen, read what is stored from `from_seq` on, and return when that is given to the callback.
+
+        Raises:
+            Unauthorized: the broker forbids listening or reading.
+        """
+        self.last = self._covered = max(from_seq - 1, 0)
+        self._read_again.set()
+        self._connection.on_back.append(self.read_again)
+        try:
+            for subject in self._filters:
+                listener = await self._connection.listen(f"{LIVE}.{subject}", self._on_live)
+                listener.on_drop = self.read_again
+                self._listeners.append(listener)
+            self._task = asyncio.create_task(self._run(), name="follow")
+            await self._first
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop; the callback is not called again."""
+        self._stopped = True
+        if self.read_again in self._connection.on_back:
+            self._connection.on_back.remove(self.read_again)
+        if self._task is not None:
+            self._task.cancel()
+        if not self._first.done():
+            self._first.cancel()
+        for listener in self._listeners:
+            await listener.stop()
+        self._listeners.clear()
+        self._waiting.clear()
+
+    def read_again(self) -> None:
+        """Read the journal from the newest event given so far: something may have been missed."""
+        self._reading = True
+        self._read_again.set()
+
+    def restart(self) -> None:
+        """Begin at the first event again: the journal was replaced by another one."""
+        self.last = self._covered = 0
+        self._heard.clear()
+        self._waiting.clear()
+        self.read_again()
+
+    # ----------------------------------------------------------------------------------------------------- live
+
+    def _on_live(self, message: Msg) -> None:
+        stored = live(message)
+        if stored is None:
+            _log.warning("not from the log", subject=message.subject)
+        elif not self._stopped:
+            if len(self._waiting) >= _BUFFER:
+                self._waiting.clear()
+                self._overflown = True
+                return
+            heapq.heappush(self._waiting, (stored.seq, id(stored), stored))
+            # With several filters each has a queue of its own in the client library. All that came in one packet is
+            # handed over before what is scheduled now runs, so the heap sees it whole and puts it in order.
+            if not self._reading and not self._drain_is_due:
+                self._drain_is_due = True
+                asyncio.get_running_loop().call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_is_due = False
+        while self._waiting and not self._reading and not self._stopped:
+            stored = self._waiting[0][2]
+            if stored.seq <= self._covered or stored.seq <= self._heard.get(stored.subject, 0):
+                heapq.heappop(self._waiting)
+            elif stored.previous > self._covered and stored.previous != self._heard.get(stored.subject, 0):
+                _log.info("gap in the log", subject=stored.subject, seq=stored.seq, missing=stored.previous)
+                self.read_again()
+            elif stored.seq < self.last:
+                _log.warning("out of order", subject=stored.subject, seq=stored.seq, after=self.last)
+                self._give(heapq.heappop(self._waiting)[2])
+            else:
+                self._give(heapq.heappop(self._waiting)[2])
+
+    def _give(self, stored: Stored) -> None:
+        self._heard[stored.subject] = stored.seq
+        self.last = max(self.last, stored.seq)
+        self._sink(stored)
+
+    # -------------------------------------------------------------------------------------------------- reading
+
+    async def _run(self) -> None:
+        pause = _PAUSE
+        while True:
+            await self._read_again.wait()
+            try:
+                await self._connection.wait_connected(float("inf"))
+                await self._read()
+                pause = _PAUSE
+                continue
+            except Unauthorized as error:
+                if not self._first.done():
+                    self._first.set_exception(error)
+                    return
+                _log.error("the log cannot be read any more", reason=str(error))
+            except NotAnswered as error:
+                _log.debug("reading again", reason=str(error))
+            except ReknitError as error:
+                _log.warning("the log cannot be read, trying again", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is, a follower must not fall silent
+                _log.error("reading the log failed, trying again", exc_info=error)
+            self.read_again()
+            await asyncio.sleep(random.uniform(0.5, 1.5) * pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _read(self) -> None:
+        while True:
+            self._reading, self._overflown = True, False
+            self._read_again.clear()
+            self.readings += 1
+            await self._journal.replay(self._filters, self.last + 1, self._on_stored)
+            self._covered = max(self._covered, self.last)
+            self._heard.clear()
+            if not (self._overflown or self._read_again.is_set()):
+                break
+        self._reading = False
+        self._drain()
+        if not self._first.done():
+            self._first.set_result(None)
+
+    def _on_stored(self, stored: Stored) -> None:
+        if stored.seq > self.last and not self._stopped:
+            self.last = stored.seq
+            self._sink(stored)

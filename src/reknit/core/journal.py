@@ -1,0 +1,380 @@
+"""The JetStream stream that stores every event: made if missing, appended to, read back.
+
+Used like this: `journal = Journal(connection)`, `await journal.ensure()`, then `append`, `replay`, `last`.
+
+What was measured of nats-server 2.15 and shapes this file: a compare-and-set append that is sent again after its
+acknowledgement was lost is refused as stale *before* its message id is recognised; ids are remembered for two minutes
+only; appends are answered with "nobody" while the stream is still being opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nats.aio.msg import Msg
+
+from reknit.core import log
+from reknit.core.connection import Connection, NotAnswered
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld
+from reknit.core.subjects import LIVE, STORED_SUBJECTS, STREAM
+
+MSG_ID = "Nats-Msg-Id"
+EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
+DUPLICATE_WINDOW = 120.0
+"""Seconds for which the broker recognises a message id; later this file looks it up itself."""
+_API = "$JS.API"
+_STALE = {10070, 10071, 10164}
+_NOT_FOUND = {10037, 10059}  # no message found, stream not found
+_IN_USE = 10058
+_BATCH = 500
+_BATCH_BYTES = 16 * 1024 * 1024  # more than one largest message, less than what makes the broker call us slow
+_STALL = 5.0
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0
+
+_log = log.get("journal")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One message of the journal."""
+
+    subject: str
+    seq: int
+    headers: dict[str, str]
+    data: bytes
+    previous: int = 0
+    """Sequence before it on the same subject; only known of live messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The journal as a whole: when it was made (another value means another journal) and its newest sequence."""
+
+    created: str
+    last: int
+
+
+class _Refused(ReknitError):
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(str(error.get("description", error)))
+        self.status = int(error.get("code", 0))
+        self.code = int(error.get("err_code", 0))
+
+
+class Journal:
+    """The stream, through one connection."""
+
+    def __init__(self, connection: Connection, *, duplicate_window: float = DUPLICATE_WINDOW) -> None:
+        self._connection = connection
+        self._window = duplicate_window
+        self._newest = 0  # highest sequence known to exist: what is stored from now on is above it
+
+    # ------------------------------------------------------------------------------------------------ the stream
+
+    async def ensure(self, deadline: float) -> State:
+        """Make the stream if it is missing; whoever comes first does it, the others find it.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            ControlPlaneUnreachable: the broker does not answer by then.
+            Unauthorized: it forbids this.
+            ReknitError: the stream cannot be made, or one of this name exists that cannot serve.
+        """
+
+        async def once() -> State:
+            try:
+                found = await self._call(f"STREAM.INFO.{STREAM}")
+            except _Refused as refused:
+                if refused.code not in _NOT_FOUND:
+                    raise
+                found = await self._create()
+            return self._check(found)
+
+        return await self._until(deadline, once)
+
+    async def _create(self) -> dict[str, Any]:
+        config = {
+            "name": STREAM,
+            "description": "every event of every job, in order",
+            "subjects": list(STORED_SUBJECTS),
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",  # a full stream refuses; it never forgets
+            "num_replicas": 1,
+            "duplicate_window": int(self._window * 1e9),
+            "republish": {"src": ">", "dest": f"{LIVE}.>"},
+            "allow_direct": True,
+        }
+        try:
+            return await self._call(f"STREAM.CREATE.{STREAM}", config)
+        except _Refused as refused:
+            if refused.code != _IN_USE:
+                raise
+            return await self._call(f"STREAM.INFO.{STREAM}")  # another one was faster
+
+    def _check(self, found: dict[str, Any]) -> State:
+        config = found["config"]
+        missing = set(STORED_SUBJECTS) - set(config.get("subjects", ()))
+        republish = config.get("republish") or {}
+        if missing or republish.get("dest") != f"{LIVE}.>":
+            what = f"does not store {', '.join(sorted(missing))}" if missing else f"does not republish to {LIVE}.>"
+            raise ReknitError(
+                f"the stream {STREAM} at {self._connection.url} exists, but {what}", hint="was it made by hand?"
+            )
+        state = State(created=str(found["created"]), last=int(found["state"]["last_seq"]))
+        self._newest = max(self._newest, state.last)
+        return state
+
+    # ---------------------------------------------------------------------------------------------------- append
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        headers: dict[str, str],
+        *,
+        expect_last: int | None = None,
+        deadline: float = float("inf"),
+    ) -> int:
+        """Store one message once and return its sequence; sent again, with the same id, until it is acknowledged.
+
+        Args:
+            subject: where.
+            data: the message.
+            headers: with `MSG_ID`.
+            expect_last: refuse unless this is the newest sequence of the subject (0: none yet).
+            deadline: on the monotonic clock.
+
+        Raises:
+            StaleWorld: another message came first.
+            ControlPlaneUnreachable: not acknowledged by the deadline; it may or may not be stored.
+            Unauthorized: the broker forbids the subject.
+            ReknitError: the broker will never take this message.
+        """
+        headers = {**headers, "Nats-Expected-Stream": STREAM}
+        if expect_last is not None:
+            headers[EXPECT_LAST] = str(expect_last)
+        above, first_sent, unsure, wait = self._newest, time.monotonic(), False, _FIRST_WAIT
+
+        async def once() -> int:
+            nonlocal unsure, wait
+            age = time.monotonic() - first_sent
+            if unsure and expect_last is None and age > 0.75 * self._window:
+                own = await self._find(subject, above + 1, headers[MSG_ID])
+                if own:
+                    return own
+                unsure = False
+            try:
+                left = max(deadline - time.monotonic(), 0.01)
+                answer = await self._connection.ask(subject, data, headers=headers, timeout=min(wait, left))
+            except NotAnswered as problem:
+                unsure = unsure or problem.why != "nobody"
+                wait = min(2 * wait, _LONGEST_WAIT)
+                if problem.why == "nobody":
+                    await self.ensure(min(deadline, time.monotonic() + 1.0))
+                raise
+            try:
+                return int(_unpacked(answer)["seq"])
+            except _Refused as refused:
+                if refused.code not in _STALE:
+                    raise
+                # It may be our own earlier attempt that came first. Then it is the one that follows on `expect_last`.
+                own = await self._is_next(subject, (expect_last or 0) + 1, headers[MSG_ID])
+                if own:
+                    return own
+                raise StaleWorld(f"{subject}: {refused}; expected {expect_last}") from None
+
+        seq = await self._until(deadline, once)
+        self._newest = max(self._newest, seq)
+        return seq
+
+    async def _is_next(self, subject: str, from_seq: int, msg_id: str) -> int:
+        found = await self._get({"seq": from_seq, "next_by_subj": subject})
+        return found.seq if found and found.headers.get(MSG_ID) == msg_id else 0
+
+    async def _find(self, subject: str, from_seq: int, msg_id: str) -> int:
+        found = 0
+
+        def look(stored: Stored) -> None:
+            nonlocal found
+            if stored.headers.get(MSG_ID) == msg_id:
+                found = stored.seq
+
+        await self.replay([subject], from_seq, look, headers_only=True)
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ read
+
+    async def last(self, subject: str) -> Stored | None:
+        """Return the newest message of a subject, read where the truth is (not from a replica)."""
+        return await self._get({"last_by_subj": subject})
+
+    async def _get(self, query: dict[str, Any]) -> Stored | None:
+        try:
+            found = (await self._call(f"STREAM.MSG.GET.{STREAM}", query))["message"]
+        except _Refused as refused:
+            if refused.code in _NOT_FOUND:
+                return None
+            raise
+        return Stored(
+            subject=found["subject"],
+            seq=int(found["seq"]),
+            headers=_header_lines(base64.b64decode(found.get("hdrs", ""))),
+            data=base64.b64decode(found.get("data", "")),
+        )
+
+    async def replay(
+        self, filters: Sequence[str], from_seq: int, sink: Callable[[Stored], None], *, headers_only: bool = False
+    ) -> None:
+        """Give `sink` every stored message that matches one of the filters, in order, from a sequence on to the newest.
+
+        Whoever listens to the live subjects before this begins misses nothing.
+
+        Raises:
+            NotAnswered: the connection broke or the broker stalled; what was given so far was in order and complete.
+        """
+        name = secrets.token_hex(11)
+        made = await self._call(
+            f"CONSUMER.CREATE.{STREAM}.{name}",
+            {
+                "stream_name": STREAM,
+                "action": "create",
+                "config": {
+                    "name": name,
+                    "filter_subjects": list(filters),
+                    "deliver_policy": "by_start_sequence",
+                    "opt_start_seq": max(from_seq, 1),
+                    "ack_policy": "none",
+                    "mem_storage": True,
+                    "num_replicas": 1,
+                    "headers_only": headers_only,
+                    "inactive_threshold": int(30e9),
+                },
+            },
+        )
+        if int(made["num_pending"]):
+            await self._pull(name, int(made["num_pending"]), sink)
+        # Not awaited on purpose: the broker forgets it by itself if this is lost.
+        await self._connection.send(f"{_API}.CONSUMER.DELETE.{STREAM}.{name}", reply=self._connection.new_inbox())
+
+    async def _pull(self, consumer: str, count: int, sink: Callable[[Stored], None]) -> None:
+        inbox = self._connection.new_inbox()
+        woken = asyncio.Event()
+        got, status, lost = 0, "", False
+
+        def on_message(message: Msg) -> None:
+            nonlocal got, status
+            woken.set()
+            headers = message.headers or {}
+            if "Status" in headers:
+                # 404: no more there; 408: out of time; 409: the next one would not fit into the bytes of this pull.
+                status = f"{headers['Status']} {headers.get('Description', '')}"
+                return
+            got += 1
+            seq = _sequence(message.reply)
+            self._newest = max(self._newest, seq)
+            sink(Stored(message.subject, seq, headers, message.data))
+
+        def on_lost() -> None:
+            nonlocal lost
+            lost = True
+            woken.set()
+
+        self._connection.on_lost.append(on_lost)
+        listener = await self._connection.listen(inbox, on_message, bounded=False)
+        try:
+            while count > 0:
+                got, status = 0, ""
+                batch = min(_BATCH, count)
+                pull = json.dumps({"batch": batch, "max_bytes": _BATCH_BYTES, "no_wait": True}).encode()
+                await self._connection.send(f"{_API}.CONSUMER.MSG.NEXT.{STREAM}.{consumer}", pull, reply=inbox)
+                while got < batch and not status:
+                    woken.clear()
+                    if lost:
+                        raise NotAnswered("the connection broke while reading the log", "lost")
+                    try:
+                        async with asyncio.timeout(_STALL):
+                            await woken.wait()
+                    except TimeoutError:
+                        raise NotAnswered(
+                            f"the broker stalled for {_STALL:g} s while reading the log", "late"
+                        ) from None
+                if got == 0:
+                    if status.startswith("404"):
+                        return  # less there than was counted: somebody removed messages by hand
+                    raise NotAnswered(f"reading the log ended: {status}", "lost")
+                count -= got
+        finally:
+            self._connection.on_lost.remove(on_lost)
+            await listener.stop()
+
+    # ----------------------------------------------------------------------------------------------------- parts
+
+    async def _call(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        payload = json.dumps(body).encode() if body is not None else b""
+        return _unpacked(await self._connection.ask(f"{_API}.{verb}", payload, timeout=_STALL))
+
+    async def _until(self, deadline: float, once: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works, the broker refuses for good, or time is over."""
+        pause = 0.01
+        while True:
+            await self._connection.wait_connected(deadline)
+            try:
+                return await once()
+            except NotAnswered as error:
+                problem = str(error)
+            except _Refused as refused:
+                if refused.status != 503:  # 503: no leader, no space, not yet open: it may become better
+                    raise ReknitError(f"the broker at {self._connection.url} refused: {refused}") from refused
+                problem = f"it refused: {refused}"
+            if time.monotonic() + pause > deadline:
+                raise ControlPlaneUnreachable(f"the broker at {self._connection.url} did not do it in time: {problem}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+
+def live(message: Msg) -> Stored | None:
+    """Return what a message on a live subject stands for, None if it did not come from the journal."""
+    headers = message.headers or {}
+    try:
+        return Stored(
+            subject=headers["Nats-Subject"],
+            seq=int(headers["Nats-Sequence"]),
+            headers=headers,
+            data=message.data,
+            previous=int(headers["Nats-Last-Sequence"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _unpacked(answer: Msg) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(answer.data)
+    if "error" in body:
+        raise _Refused(body["error"])
+    return body
+
+
+def _sequence(reply: str) -> int:
+    """Sequence of a message in the stream, from `$JS.ACK.…` (9 tokens, or more with a domain)."""
+    tokens = reply.split(".")
+    return int(tokens[5] if len(tokens) == 9 else tokens[7])
+
+
+def _header_lines(raw: bytes) -> dict[str, str]:
+    found = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip()] = value.strip()
+    return found
