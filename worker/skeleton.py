@@ -23,7 +23,7 @@ from reknit.core import wire
 from reknit.core.errors import StateError, WireError
 from reknit.core.layout import ITEM_BYTES
 
-_DEEPEST = 200  # msgpack itself gives up at 511
+_DEEPEST = 60  # five Python frames a level, and the caller has frames of its own
 _FACTORIES: dict[str, Any] = {
     "None": None,
     "int": int,

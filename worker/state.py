@@ -103,29 +103,21 @@ def copy_out(tracked: Tracked, layout: Layout, memory: Memory) -> None:
     write(now, memory)
 
 
-def write(captured: Capture, memory: Memory, *, steady: bool | None = None) -> None:
-    """Copy captured tensors to their places in `memory`, and zeros between them.
-
-    Args:
-        captured: what to copy.
-        memory: writable, at least `layout.total` bytes.
-        steady: only the steady tensors (True), only the others (False), or all (None).
+def write(captured: Capture, memory: Memory) -> None:
+    """Copy captured tensors to their places in `memory`, at least `layout.total` bytes, and zeros between them.
 
     Raises:
         StateError: the memory is too small.
     """
     flat = _flat(memory, captured.layout)
+    if flat is None:  # no tensors, or nothing but empty ones
+        return
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     waiting = 0
-    ends = [*(e.offset for e in captured.layout.entries[1:]), captured.layout.total]
-    for entry, tensor, is_steady, end in zip(
-        captured.layout.entries, captured.tensors, captured.steady, ends, strict=True
-    ):
-        if steady is not None and steady != is_steady:
-            continue
-        if flat is None:  # nothing but empty tensors
-            return
+    entries = captured.layout.entries
+    ends = [*(entry.offset for entry in entries[1:]), captured.layout.total]
+    for entry, tensor, end in zip(entries, captured.tensors, ends, strict=True):
         if entry.offset + entry.size < end:
             flat[entry.offset + entry.size : end] = 0
         if entry.size == 0:
