@@ -4,8 +4,8 @@ Used like this: `bus = await Bus.connect(endpoint, source="w1")`; `await bus.pub
 returns its sequence; `bus.post(job, event)` does it later, in order, whatever happens to the broker meanwhile;
 `await bus.follow(callback, job=job)` hears every event once, in order, the old ones first.
 
-How it holds together is told in docs/architecture.md, "The bus"; its parts: `connection`, `journal` (the stored stream),
-`follow` (hearing), `outbox` (posting).
+How it holds together is told in docs/architecture.md, "The bus"; its parts: `connection`, `journal` (the stored
+stream), `follow` (hearing), `outbox` (posting).
 """
 
 from __future__ import annotations
