@@ -1,0 +1,383 @@
+"""The service runner: one loop for all services, which themselves are pure reducers.
+
+Used like this, in a service's app.py: `asyncio.run(run_service("shards", initial=…, decide=…))`.
+
+Principle: a service's state changes only by what is on the log. `decide` may ask for publications; the state that
+follows from them comes when they come back from the log. So reading the log from its beginning gives the same state, a
+service that was killed between hearing and publishing decides again at its next live input (a tick at the latest), and
+two of a kind do no harm: equal ids are stored once, and the world log is compare-and-set.
+
+While the log is read at the start (`Told.live` is False) everything asked for is dropped: it was done already, or the
+first tick asks for it again. What is asked for again while it is still under way is not done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from reknit.core import log, telemetry
+from reknit.core.bus import Bus, Received
+from reknit.core.context import ENDPOINT, Endpoint, from_env
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
+from reknit.core.events import AnyEvent, AnyPulse, Event, JobFinished, JobSubmitted, kind_of
+
+PING = "ping"
+_CONNECT_TIMEOUT = 60.0
+_PUBLISH_DEADLINE = 5.0
+_LAST_WORDS = 2.0  # seconds for what is under way when the service is told to end
+_TICKS_AFTER_END = 30.0  # seconds that a finished job still gets ticks
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A connection to the broker ended."""
+
+    client_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One input of a reducer.
+
+    Attributes:
+        job: whose.
+        event: what was said; or that time passed, or that a connection ended (both are told to every job).
+        now: when this service heard it, seconds by its own monotonic clock.
+        seq: place in the log, 0 for what is not on the log.
+        live: False while the log is read at the start: what is asked for then is dropped.
+        trace: traceparent of the event, or "".
+        id: the event's id, "" for what is not on the log.
+        source: who said it, "" for what is not on the log.
+    """
+
+    job: str
+    event: AnyEvent | AnyPulse | Tick | Disconnected
+    now: float
+    seq: int = 0
+    live: bool = True
+    trace: str = ""
+    id: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """A publication asked for.
+
+    Attributes:
+        event: what to say.
+        id: names the decision: asked for twice with one id, by this or another process, it is stored once.
+        expect_last: store only if this is the newest sequence of events of this kind in the job (0: none yet).
+        trace: traceparent of what it follows from; "": of the input.
+    """
+
+    event: Event
+    id: str
+    expect_last: int | None = None
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[S]):
+    """What a reducer makes of one input.
+
+    Attributes:
+        state: the state from now on.
+        out: publications asked for.
+        reason: why, in words, for the service's own log.
+        do: actions asked for, the service's own (frozen, hashable) dataclasses; done one after another, by `act`.
+    """
+
+    state: S
+    out: tuple[Out, ...] = ()
+    reason: str = ""
+    do: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class _Job(Generic[S]):
+    state: S
+    seq: int = 0
+    ended: float = 0.0  # when the newest event after job.finished was heard, 0: it runs
+    said: str = ""
+    actions: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    pending: set[Any] = field(default_factory=set)
+    worker: asyncio.Task[None] | None = None
+
+
+async def run_service(
+    name: str,
+    *,
+    initial: Callable[[str], S],
+    decide: Callable[[S, Told], Decision[S]],
+    tick: float = 0.1,
+    pulses: bool = False,
+    disconnects: bool = False,
+    act: Callable[[Bus, str, Any], Awaitable[None]] | None = None,
+    span: str = "decide",
+) -> None:
+    """Run a service until SIGTERM or SIGINT; connects by the environment variable `REKNIT_ENDPOINT`.
+
+    Answers `ping` with JSON: service, pid, ready (the log was read), seq, jobs, errors.
+
+    Args:
+        name: the service's name; also the source of its events.
+        initial: makes the state of a job that was not heard of before.
+        decide: the reducer; if it raises, that is logged with the job, the state stays, and the next input comes.
+        tick: seconds between ticks.
+        pulses: hear heartbeats.
+        disconnects: hear ends of connections, where the broker tells them.
+        act: does one action of `Decision.do`; if it raises, that is logged, and the reducer may ask again.
+        span: each publication is a trace span `<name>.<span>`, child of the input that led to it.
+
+    Raises:
+        UsageError: the environment variable is missing or wrong.
+        ControlPlaneUnreachable: no broker answers within a minute.
+        Unauthorized: the broker refuses us.
+    """
+    log.setup(name)
+    telemetry.setup(f"reknit-{name}")
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not on the main thread
+            loop.add_signal_handler(number, ended.set)
+    endpoint = from_env(ENDPOINT, Endpoint)
+    bus = await Bus.connect(endpoint, source=name, timeout=_CONNECT_TIMEOUT)
+    runner = Runner(name, bus, initial=initial, decide=decide, act=act, span=span)
+    try:
+        await runner.run(ended, tick=tick, pulses=pulses, disconnects=disconnects)
+    finally:
+        await bus.close()
+        telemetry.flush()
+
+
+class Runner(Generic[S]):
+    """One running service over a bus that is connected; `run_service` is the usual way to it."""
+
+    def __init__(
+        self,
+        name: str,
+        bus: Bus,
+        *,
+        initial: Callable[[str], S],
+        decide: Callable[[S, Told], Decision[S]],
+        act: Callable[[Bus, str, Any], Awaitable[None]] | None = None,
+        span: str = "decide",
+    ) -> None:
+        self._name = name
+        self._bus = bus
+        self._initial = initial
+        self._decide = decide
+        self._act = act
+        self._span = f"{name}.{span}"
+        self._log = log.get("service")
+        self._jobs: dict[str, _Job[S]] = {}
+        self._live = False
+        self._seq = 0
+        self._errors: Counter[str] = Counter()
+        self._outbox: asyncio.Queue[tuple[str, Out, str, str]] = asyncio.Queue()
+        self._under_way: set[tuple[str, str, str]] = set()
+
+    async def run(
+        self, ended: asyncio.Event, *, tick: float = 0.1, pulses: bool = False, disconnects: bool = False
+    ) -> None:
+        """Serve until `ended` is set; what is under way then gets a moment to end."""
+        await self._bus.serve(self._name, PING, self._answer_ping)
+        publishing = asyncio.create_task(self._publish_all(), name="publish")
+        starting = asyncio.create_task(self._begin(pulses, disconnects), name="begin")
+        ending = asyncio.create_task(ended.wait())
+        ticking: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                ticking = asyncio.create_task(self._tick_on(tick), name="tick")
+                self._log.info("ready", jobs=len(self._jobs), seq=self._seq)
+            await ending
+            starting.cancel()
+            self._live = False
+            await self._last_words()
+        finally:
+            workers = (job.worker for job in self._jobs.values())
+            tasks = [task for task in (publishing, ticking, starting, ending, *workers) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _begin(self, pulses: bool, disconnects: bool) -> None:
+        await self._bus.follow(self._on_event)
+        self._live = True
+        if pulses:
+            await self._bus.pulses(lambda job, pulse: self._tell(Told(job, pulse, time.monotonic())))
+        if disconnects and not await self._bus.disconnects(self._on_disconnect):
+            self._log.warning("the broker tells us no disconnects: that evidence is missing")
+
+    # ------------------------------------------------------------------------------------------------------ inputs
+
+    def _on_event(self, received: Received) -> None:
+        self._seq = received.seq
+        told = Told(
+            job=received.job,
+            event=received.event,
+            now=time.monotonic(),
+            seq=received.seq,
+            live=self._live,
+            trace=received.trace,
+            id=received.id,
+            source=received.source,
+        )
+        self._tell(told)
+        job = self._jobs.get(received.job)
+        if job is not None:
+            job.seq = received.seq
+            if isinstance(received.event, JobSubmitted):
+                job.ended = 0.0
+            elif job.ended or isinstance(received.event, JobFinished):
+                job.ended = told.now
+
+    def _on_disconnect(self, client_id: int, name: str) -> None:
+        now = time.monotonic()
+        for job in list(self._jobs):
+            self._tell(Told(job, Disconnected(client_id, name), now))
+
+    async def _tick_on(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            now = time.monotonic()
+            for name, job in list(self._jobs.items()):
+                if not job.ended or now - job.ended < _TICKS_AFTER_END:
+                    self._tell(Told(name, Tick(), now))
+            due = max(due + seconds, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    def _tell(self, told: Told) -> None:
+        job = self._jobs.get(told.job)
+        try:
+            if job is None:
+                job = self._jobs[told.job] = _Job(self._initial(told.job))
+            decision = self._decide(job.state, told)
+        except Exception as error:  # noqa: BLE001 - one bad job must not end the service of all others
+            self._count_error(told, error)
+            return
+        job.state = decision.state
+        if not told.live or not self._live:
+            return
+        asked = [self._ask(told, out, decision.reason) for out in decision.out]
+        asked += [self._ask_action(told.job, job, action) for action in decision.do]
+        if decision.reason and (any(asked) or decision.reason != job.said):
+            job.said = decision.reason
+            self._log.info(decision.reason, job=told.job)
+
+    def _count_error(self, told: Told, error: Exception) -> None:
+        what = f"{told.job}: {type(error).__name__}: {error}"
+        self._errors[what] += 1
+        count = self._errors[what]
+        if count == 1 or count % 1000 == 0:
+            self._log.error(
+                "input failed, the state stays as it was",
+                job=told.job,
+                input=type(told.event).__name__,
+                seq=told.seq,
+                count=count,
+                exc_info=error,
+            )
+
+    # ----------------------------------------------------------------------------------------------------- outputs
+
+    def _ask(self, told: Told, out: Out, reason: str) -> bool:
+        key = (told.job, kind_of(out.event), out.id)
+        if key in self._under_way:
+            return False
+        self._under_way.add(key)
+        self._outbox.put_nowait((told.job, out, out.trace or told.trace, reason))
+        return True
+
+    async def _publish_all(self) -> None:
+        while True:
+            job, out, trace, reason = await self._outbox.get()
+            kind = kind_of(out.event)
+            try:
+                await self._publish(job, out, trace, reason)
+            except StaleWorld as error:
+                self._log.debug("somebody was faster", job=job, kind=kind, reason=str(error))
+            except Unauthorized as error:
+                self._log.error("forbidden", job=job, kind=kind, reason=str(error))
+            except ControlPlaneUnreachable as error:
+                self._log.warning("not published, will be decided again", job=job, kind=kind, reason=str(error))
+            except Exception as error:  # noqa: BLE001 - one bad publication must not end all that follow
+                self._log.error("not published", job=job, kind=kind, exc_info=error)
+            finally:
+                self._under_way.discard((job, kind, out.id))
+                self._outbox.task_done()
+
+    async def _publish(self, job: str, out: Out, trace: str, reason: str) -> None:
+        attributes = {"reknit.job": job, "reknit.kind": kind_of(out.event), "reknit.id": out.id}
+        if reason:
+            attributes["reknit.reason"] = reason
+        context = telemetry.context_from(trace)
+        with telemetry.tracer().start_as_current_span(self._span, context=context, attributes=attributes):
+            parent = telemetry.inject() or trace
+            await self._bus.publish(
+                job, out.event, id=out.id, expect_last=out.expect_last, trace=parent, deadline=_PUBLISH_DEADLINE
+            )
+
+    def _ask_action(self, name: str, job: _Job[S], action: Any) -> bool:
+        if self._act is None or action in job.pending:
+            return False
+        job.pending.add(action)
+        job.actions.put_nowait(action)
+        if job.worker is None:
+            job.worker = asyncio.create_task(self._act_on(name, job), name=f"act-{name}")
+        return True
+
+    async def _act_on(self, name: str, job: _Job[S]) -> None:
+        assert self._act is not None
+        while True:
+            action = await job.actions.get()
+            try:
+                await self._act(self._bus, name, action)
+            except Exception as error:  # noqa: BLE001 - it may be asked for again; other actions go on
+                self._log.error("action failed", job=name, action=type(action).__name__, exc_info=error)
+            finally:
+                job.pending.discard(action)
+                job.actions.task_done()
+
+    async def _last_words(self) -> None:
+        under_way = [self._outbox.join(), *(job.actions.join() for job in self._jobs.values())]
+        try:
+            async with asyncio.timeout(_LAST_WORDS):
+                await asyncio.gather(*under_way)
+                await self._bus.flush(_LAST_WORDS)
+        except (TimeoutError, ReknitError):
+            self._log.warning("ended before all was published", left=self._outbox.qsize())
+
+    async def _answer_ping(self, _question: bytes) -> bytes:
+        return json.dumps(
+            {
+                "service": self._name,
+                "pid": os.getpid(),
+                "ready": self._live,
+                "seq": self._seq,
+                "jobs": sorted(self._jobs),
+                "errors": sum(self._errors.values()),
+            }
+        ).encode()
