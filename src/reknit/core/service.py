@@ -103,12 +103,14 @@ class Decision(Generic[S]):
         out: publications asked for.
         reason: why, in words, for the service's own log.
         do: actions asked for, the service's own (frozen, hashable) dataclasses; done one after another, by `act`.
+        wake: seconds until this job wants a tick of its own, before the next regular one; None: no need.
     """
 
     state: S
     out: tuple[Out, ...] = ()
     reason: str = ""
     do: tuple[Any, ...] = ()
+    wake: float | None = None
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class _Job(Generic[S]):
     actions: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     pending: set[Any] = field(default_factory=set)
     worker: asyncio.Task[None] | None = None
+    alarm: asyncio.TimerHandle | None = None
 
 
 async def run_service(
@@ -281,11 +284,27 @@ class Runner(Generic[S]):
         job.state = decision.state
         if not told.live or not self._live:
             return
+        if decision.wake is not None:
+            self._wake(told.job, job, decision.wake)
         asked = [self._ask(told, out, decision.reason) for out in decision.out]
         asked += [self._ask_action(told.job, job, action) for action in decision.do]
         if decision.reason and (any(asked) or decision.reason != job.said):
             job.said = decision.reason
             self._log.info(decision.reason, job=told.job)
+
+    def _wake(self, name: str, job: _Job[S], seconds: float) -> None:
+        """Set the job's alarm, unless an earlier one is set."""
+        loop = asyncio.get_running_loop()
+        if job.alarm is not None:
+            if job.alarm.when() <= loop.time() + seconds:
+                return
+            job.alarm.cancel()
+        job.alarm = loop.call_later(seconds, self._on_alarm, name, job)
+
+    def _on_alarm(self, name: str, job: _Job[S]) -> None:
+        job.alarm = None
+        if self._live:
+            self._tell(Told(name, Tick(), time.monotonic()))
 
     def _count_error(self, told: Told, error: Exception) -> None:
         what = f"{told.job}: {type(error).__name__}: {error}"
