@@ -1,0 +1,171 @@
+"""A real agent over a real broker, for tests: started, watched, and in any case ended with all that is below it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from reknit.core.bus import Bus, Received
+from reknit.core.context import AGENT, AgentContext, Endpoint, to_env
+from reknit.core.events import Event, JobSubmitted, WorkerStarted
+
+E = TypeVar("E")
+PATIENCE = 30.0
+
+
+def until(condition: Callable[[], E | None], what: str, seconds: float = PATIENCE) -> E:
+    """Poll until the condition holds; its value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def alive(pid: int) -> bool:
+    """True if the process exists and is no zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+class AgentUnderTest:
+    """One agent process of a job of its own."""
+
+    def __init__(self, endpoint: Endpoint, folder: Path, script: str, **fields: object) -> None:
+        self.folder = folder
+        self.endpoint = endpoint
+        self.script = folder / "script.py"
+        self.script.write_text(textwrap.dedent(script))
+        self.out = folder / "agent.out"
+        self.err = folder / "agent.err"
+        values: dict[str, object] = {
+            "endpoint": endpoint,
+            "job": f"j{os.getpid()}-{time.monotonic_ns()}",
+            "run": "run1",
+            "node": "w0",
+            "nproc": 1,
+            "script": str(self.script),
+            "log_dir": str(folder / "logs"),
+            "grace": 5.0,
+            "evict_grace": 1.0,
+        }
+        self.context = AgentContext(**(values | fields))  # type: ignore[arg-type]
+        self.job = self.context.job
+        self.process: subprocess.Popen[bytes] | None = None
+        self._seen: set[int] = set()
+
+    def start(self, env: dict[str, str] | None = None) -> AgentUnderTest:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "reknit.worker.agent"],
+            env=os.environ | {AGENT: to_env(self.context)} | (env or {}),
+            stdout=self.out.open("ab"),
+            stderr=self.err.open("ab"),
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+        )
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes below the agent now; remembered, so that `end` can end orphans too."""
+        try:
+            found = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        self._seen.update(p.pid for p in found)
+        return found
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        assert self.process is not None
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the agent did not end\n{self.told()}") from None
+
+    def told(self) -> str:
+        """What the agent wrote, stdout and then stderr."""
+        return self.out.read_text(errors="replace") + self.err.read_text(errors="replace")
+
+    def says(self, text: str, seconds: float = PATIENCE) -> None:
+        until(lambda: text in self.told(), f"{text!r} in the agent's output", seconds)
+
+    def log(self, worker: str = "w0-0") -> str:
+        return (self.folder / "logs" / f"{worker}.log").read_text(errors="replace")
+
+    def publish(self, *events: Event) -> None:
+        async def send() -> None:
+            bus = await Bus.connect(self.endpoint, source="test")
+            for event in events:
+                await bus.publish(self.job, event)
+            await bus.close()
+
+        asyncio.run(send())
+
+    def submit(self) -> AgentUnderTest:
+        self.publish(JobSubmitted(run=self.context.run, script=str(self.script)))
+        return self
+
+    def events(self, kind: type[E]) -> list[E]:
+        """All events of a kind that the job's log holds now."""
+
+        async def read() -> list[Received]:
+            bus = await Bus.connect(self.endpoint, source="test")
+            found = await bus.backlog(job=self.job)
+            await bus.close()
+            return found
+
+        return [r.event for r in asyncio.run(read()) if isinstance(r.event, kind)]
+
+    def event(self, kind: type[E], number: int = 1, seconds: float = PATIENCE) -> E:
+        """Wait for the n-th event of a kind."""
+        try:
+            return until(
+                lambda: (self.events(kind) + [None] * number)[number - 1], f"{number} {kind.__name__}", seconds
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.told()}") from None
+
+    def started(self, number: int = 1) -> WorkerStarted:
+        return self.event(WorkerStarted, number)
+
+    def end(self) -> None:
+        self.descendants()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self._seen:
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if "test" not in psutil.Process(pid).name():
+                    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def agent(endpoint: Endpoint, folder: Path, script: str, **fields: object) -> Iterator[AgentUnderTest]:
+    """An agent that is not started yet, ended at the exit whatever happens."""
+    one = AgentUnderTest(endpoint, folder, script, **fields)
+    try:
+        yield one
+    finally:
+        one.end()

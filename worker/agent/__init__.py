@@ -1,0 +1,8 @@
+"""The supervisor of a node: starts the workers, watches them, ends them; one process a node.
+
+`decide.py` is the pure reducer over `state.py`; `restart.py`, `stuck.py`, `world.py`, `exits.py`, `ending.py` are its
+rules, a concept each.
+`app.py` is the only asyncio. `forkserver.py`, `preload.py` and `guard.py` make the processes between agent and worker:
+
+    agent ── guard (subreaper; sweeps when the agent dies) ── forkserver (torch imported) ── workers
+"""

@@ -1,0 +1,394 @@
+"""The agent's only asyncio: it turns what happens into inputs of `decide`, and actions into processes and events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from reknit.core import log, telemetry
+from reknit.core.bus import Bus, Received
+from reknit.core.context import AGENT, AgentContext, WorkerContext, from_env, to_env
+from reknit.core.errors import ReknitError
+from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerExited, WorkerPulse
+from reknit.worker.child import Order
+
+from . import procfs
+from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say
+from .decide import decide
+from .display import Display
+from .forkserver import Forkserver, Hand
+from .guard import adopt_orphans
+from .incarnation import next_incarnation
+from .inputs import Began, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
+from .output import Log, Output
+from .remains import Remains
+from .state import fresh
+from .strays import strays
+from .threads import choose
+
+_TICK = 0.25
+_OBSERVE_EVERY = 4
+"""Ticks between two looks at the whole process table."""
+_FLUSH_SECONDS = 5.0
+_SLOW_LOADING = 30.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A worker process with its streams."""
+
+    hand: Hand
+    incarnation: int
+    out: Output
+    err: Output
+    log: Log
+    step: int = -1
+    oom_kills: int = 0
+    machine_oom_kills: int = 0
+    ended: bool = False
+
+
+class Agent:
+    """The supervisor of a node."""
+
+    def __init__(self, context: AgentContext, forkserver: Forkserver, display: Display, threads: int) -> None:
+        self._context = context
+        self._forkserver = forkserver
+        self._display = display
+        self._threads = threads
+        self._bus: Bus | None = None
+        self._running: dict[str, Running] = {}
+        self._remains = Remains()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forking = asyncio.Lock()
+        self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._state = fresh(
+            context.node,
+            context.job,
+            context.run,
+            context.nproc,
+            grace=context.grace,
+            evict_grace=context.evict_grace,
+            host=context.host,
+            pid=os.getpid(),
+        )
+
+    async def run(self) -> int:
+        """Supervise until the node's work is done; return the exit code.
+
+        Raises:
+            ControlPlaneUnreachable: the broker could not be reached at the start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        context = self._context
+        self._bus = await Bus.connect(context.endpoint, source=f"agent/{context.node}")
+        try:
+            end = await self._supervise(self._bus)
+        finally:
+            await self._clean_up()
+            await self._bus.close()
+        if end.last_words:
+            self._display.say(context.node, end.last_words)
+        return end.code
+
+    async def _supervise(self, bus: Bus) -> End:
+        context = self._context
+        joined = AgentJoined(
+            node=context.node,
+            run=context.run,
+            host=context.host,
+            pid=os.getpid(),
+            nproc=context.nproc,
+            client_id=bus.client_id,
+        )
+        seq = await bus.publish(context.job, joined)
+        self._state = replace(self._state, joined=seq)
+        await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
+        await bus.pulses(self._on_pulse, job=context.job)
+        self._feed(Began(time.monotonic()))
+        ticking = asyncio.create_task(self._tick(bus))
+        try:
+            end = await self._ended
+        finally:
+            ticking.cancel()
+        if not await bus.flush(_FLUSH_SECONDS):
+            self._say(f"the broker is away: {bus.unsent} events of this node were not told")
+        return end
+
+    # ------------------------------------------------------------------------------------------------------ inputs
+
+    def _feed(self, told: Input) -> None:
+        decision = decide(self._state, told)
+        self._state = decision.state
+        for action in decision.do:
+            self._do(action)
+
+    def _on_event(self, received: Received) -> None:
+        self._feed(Heard(received.event, received.seq, time.monotonic()))
+
+    def _on_pulse(self, _job: str, pulse: AnyPulse) -> None:
+        if isinstance(pulse, WorkerPulse) and (running := self._running.get(pulse.worker)) is not None:
+            running.step = max(running.step, pulse.step)
+
+    def _on_signal(self, number: int) -> None:
+        if self._bus is None or self._state.mode == "starting":
+            # nothing runs yet that would have to be asked
+            if not self._ended.done():
+                self._ended.set_result(End(128 + number))
+            return
+        self._feed(Signalled(number, time.monotonic()))
+
+    async def _tick(self, bus: Bus) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(_TICK)
+            count += 1
+            looks = {w: look for w, r in self._running.items() if (look := procfs.look(r.hand.pid)) is not None}
+            self._feed(Ticked(time.monotonic(), looks))
+            if count % _OBSERVE_EVERY == 0:
+                self._remains.observe(self._pids(), self._forkserver.guard)
+            await bus.beat(
+                self._context.job,
+                NodePulse(
+                    node=self._context.node,
+                    workers={worker: look.letter for worker, look in looks.items()},
+                    load=os.getloadavg()[0],
+                    memory_free=procfs.memory_available(),
+                ),
+            )
+
+    def _on_exit(self, worker: str, running: Running) -> None:
+        code = self._forkserver.exit_code(running.hand)
+        if code is None or running.ended:
+            return
+        running.ended = True
+        now = time.monotonic()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(running.hand.sentinel)
+        for stream in (running.out, running.err):
+            loop.remove_reader(stream.fd)
+            # all it wrote is in the pipe already; a child of its may still hold the other end, so there is no EOF
+            stream.finish()
+        killed = code == -signal.SIGKILL
+        self._running.pop(worker, None)
+        # before its successor may be forked, and before anybody hears: what it left behind is known now and not later
+        self._remains.begin(worker, running.hand.pid, self._pids(), self._forkserver.guard)
+        self._feed(
+            Exited(
+                worker=worker,
+                pid=running.hand.pid,
+                code=code,
+                now=now,
+                out_of_memory=killed and procfs.oom_kills() > running.oom_kills,
+                machine_short=killed and procfs.machine_oom_kills() > running.machine_oom_kills,
+                stderr_tail=running.err.tail,
+                step=running.step,
+                log=running.log.path,
+            )
+        )
+        self._spawn(self._bury(worker, running))
+
+    # ----------------------------------------------------------------------------------------------------- actions
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Post():
+                self._post(action)
+            case Fork():
+                self._spawn(self._fork(action))
+            case AskToLeave(worker=worker):
+                self._signal(worker, signal.SIGTERM)
+            case Kill(worker=worker):
+                self._kill(worker)
+            case Say(text=text):
+                self._say(text)
+            case End():
+                if not self._ended.done():
+                    self._ended.set_result(action)
+
+    def _post(self, action: Post) -> None:
+        assert self._bus is not None
+        if isinstance(action.event, WorkerExited) and not action.event.expected:
+            # the first evidence opens the trace of the change that it causes
+            with telemetry.tracer().start_as_current_span("agent.worker_exited") as span:
+                span.set_attribute("worker", action.event.worker)
+                span.set_attribute("code", action.event.code)
+                self._bus.post(self._context.job, action.event, id=action.id, trace=telemetry.inject())
+            return
+        self._bus.post(self._context.job, action.event, id=action.id)
+
+    async def _fork(self, action: Fork) -> None:
+        worker = action.worker
+        await self._remains.gone(worker)
+        async with self._forking:
+            if self._forkserver.lost:
+                await asyncio.to_thread(self._forkserver.ended, 10.0)
+                self._forkserver.recover()
+            incarnation = next_incarnation(time.time_ns() // 1_000_000, action.attempt, action.last_incarnation)
+            oom, machine_oom = procfs.oom_kills(), procfs.machine_oom_kills()
+            waiting = asyncio.get_running_loop().call_later(_SLOW_LOADING, self._say, "still loading torch …")
+            try:
+                hand = await asyncio.to_thread(self._forkserver.fork, self._order(action, incarnation))
+            except (OSError, EOFError) as error:
+                self._forkserver.lost = isinstance(error, EOFError | ConnectionError)
+                self._feed(ForkFailed(worker, f"{type(error).__name__}: {error}", time.monotonic()))
+                return
+            finally:
+                waiting.cancel()
+        self._adopt(worker, hand, incarnation, oom, machine_oom)
+
+    def _adopt(self, worker: str, hand: Hand, incarnation: int, oom: int, machine_oom: int) -> None:
+        file = Log(self._context.log_dir, worker)
+        file.write(f"--- {worker}, incarnation {incarnation}, pid {hand.pid} ---\n".encode())
+        if file.trouble:
+            self._say(file.trouble)
+        running = Running(
+            hand=hand,
+            incarnation=incarnation,
+            out=Output(hand.stdout.fileno(), worker, file, self._display, error=False),
+            err=Output(hand.stderr.fileno(), worker, file, self._display, error=True),
+            log=file,
+            oom_kills=oom,
+            machine_oom_kills=machine_oom,
+        )
+        self._running[worker] = running
+        loop = asyncio.get_running_loop()
+        for stream in (running.out, running.err):
+            loop.add_reader(stream.fd, self._on_output, stream)
+        loop.add_reader(hand.sentinel, self._on_exit, worker, running)
+        self._feed(Forked(worker, incarnation, hand.pid, time.monotonic()))
+
+    def _on_output(self, stream: Output) -> None:
+        stream.read()
+        if stream.ended:
+            asyncio.get_running_loop().remove_reader(stream.fd)
+
+    def _order(self, action: Fork, incarnation: int) -> Order:
+        mine = self._context
+        context = WorkerContext(
+            endpoint=mine.endpoint,
+            job=mine.job,
+            run=mine.run,
+            node=mine.node,
+            worker=action.worker,
+            incarnation=incarnation,
+            attempt=action.attempt,
+            secret=mine.secret,
+            host=mine.host,
+            slots=mine.slots,
+            checkpoint_dir=mine.checkpoint_dir,
+            resume=mine.resume,
+        )
+        return Order(action.worker, to_env(context), mine.script, mine.args, mine.module, self._threads)
+
+    def _signal(self, worker: str, number: int) -> None:
+        running = self._running.get(worker)
+        if running is not None:
+            with suppress(ProcessLookupError):
+                os.kill(running.hand.pid, number)
+
+    def _kill(self, worker: str) -> None:
+        running = self._running.get(worker)
+        if running is not None:
+            with suppress(ProcessLookupError):
+                # its group is its own: made by setsid before the script's first line
+                os.killpg(running.hand.pid, signal.SIGKILL)
+            self._signal(worker, signal.SIGKILL)
+
+    def _say(self, text: str) -> None:
+        self._display.say(self._context.node, text)
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    def _pids(self) -> dict[str, int]:
+        return {worker: running.hand.pid for worker, running in self._running.items()}
+
+    async def _bury(self, worker: str, running: Running) -> None:
+        """Wait until what the worker left behind is gone, then take the last of its output."""
+        left = await self._remains.gone(worker)
+        if left:
+            self._say(
+                f"{worker}: PID {', '.join(map(str, sorted(left)))} not reaped: left by it, SIGKILL did not end it"
+            )
+        for stream in (running.out, running.err):
+            stream.finish()
+        running.hand.stdout.close()
+        running.hand.stderr.close()
+        running.log.close()
+        running.hand.process.close()
+
+    async def _clean_up(self) -> None:
+        for worker in list(self._running):
+            self._kill(worker)
+        for task in list(self._tasks):
+            task.cancel()
+        if not await asyncio.to_thread(self._forkserver.stop, 2.0):
+            self._say(f"PID {self._forkserver.guard} not reaped: it still waits for processes of this node")
+        for running in self._running.values():
+            running.out.finish()
+            running.err.finish()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def main() -> None:
+    """Run an agent as this process; does not return."""
+    try:
+        context = from_env(AGENT, AgentContext)
+        code = _run(context)
+    except ReknitError as error:
+        print(f"reknit agent: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # multiprocessing would wait for ever, at the interpreter's exit, for a worker that the kernel does not let go
+    os._exit(code)
+
+
+def _run(context: AgentContext) -> int:
+    os.environ.pop(AGENT, None)
+    log.setup("agent", node=context.node)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    display = Display()
+    threads = _prepare_environment(context, display)
+    adopt_orphans()
+    forkserver = Forkserver()
+    # from here on it loads torch, while we connect
+    forkserver.ensure_running()
+    telemetry.setup("agent")
+    try:
+        return asyncio.run(_supervise(context, forkserver, display, threads))
+    finally:
+        forkserver.stop(2.0)
+        telemetry.flush()
+        display.close(2.0)
+
+
+async def _supervise(context: AgentContext, forkserver: Forkserver, display: Display, threads: int) -> int:
+    return await Agent(context, forkserver, display, threads).run()
+
+
+def _prepare_environment(context: AgentContext, display: Display) -> int:
+    """Make the environment that all workers inherit; return their number of threads."""
+    found = strays(os.environ)
+    for name in found:
+        del os.environ[name]
+    if found:
+        display.say(context.node, f"removed from the workers' environment, set by another launcher: {', '.join(found)}")
+    threads = choose(context.threads, os.environ, procfs.cores(), context.nproc)
+    # read once by the libraries when the forkserver loads them
+    os.environ["OMP_NUM_THREADS"] = str(threads.number)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    display.say(context.node, f"{threads.number} intra-op threads a worker ({threads.why})")
+    return threads.number

@@ -1,0 +1,41 @@
+"""Imported first by the forkserver: puts the guard in place, then loads what every worker needs.
+
+Nothing here may start a thread: a fork copies the calling thread only, and what the others held stays locked. numpy's
+BLAS starts its pool when it is loaded, so it is held to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from .guard import AGENT_PID, stand_guard
+
+WARM = ("numpy", "torch", "reknit", "reknit.core.bus_thread", "reknit.worker.session", "reknit.worker.child")
+
+
+def _enter() -> None:
+    agent = os.environ.pop(AGENT_PID, "")
+    if agent != str(os.getppid()):
+        return  # imported by somebody else, not run by the forkserver of an agent
+    if sys.path and sys.path[0] == "":
+        # `python -c` looks in the working directory first: a user's queue.py there is not ours to load
+        del sys.path[0]
+    stand_guard(int(agent))
+    for name in WARM:
+        _warm(name)
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    if threads > 1:
+        print(f"reknit: {threads - 1} threads run in the forkserver: workers may hang", file=sys.stderr)  # noqa: T201
+
+
+def _warm(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:  # noqa: BLE001  # a worker that needs it raises the same, with its traceback
+        if not (isinstance(error, ModuleNotFoundError) and error.name == name):
+            print(f"reknit: {name} does not load: {error}", file=sys.stderr)  # noqa: T201
+
+
+_enter()
