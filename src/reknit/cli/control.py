@@ -94,7 +94,7 @@ def start_broker(folder: ControlFolder, *, port: int = 0, host: str = "127.0.0.1
         UsageError: the port is taken (the text names the port, who holds it and the option).
         ControlPlaneUnreachable: it does not come up.
     """
-    _wait_for_store(folder.store)
+    wait_for_store(folder.store)
     broker = Broker(folder.store, port, host=host, die_with_parent=True)
     try:
         broker.start()
@@ -107,7 +107,7 @@ def start_broker(folder: ControlFolder, *, port: int = 0, host: str = "127.0.0.1
     return broker
 
 
-def _wait_for_store(store: Path) -> None:
+def wait_for_store(store: Path) -> None:
     """A broker whose launcher was killed is itself being killed just now: wait for the kernel to be done with it."""
     try:
         fd = os.open(store / "lock", os.O_RDWR | os.O_CLOEXEC)

@@ -148,30 +148,24 @@ class ControlFolder:
         """
         fd = os.open(self.path / "control.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            yield self._try_lock(fd, who, time.monotonic() + wait)
+            mine = _flock(fd, time.monotonic() + wait)
+            if mine:
+                os.truncate(fd, 0)
+                os.pwrite(fd, f"{who} {os.getpid()}".encode(), 0)
+            yield mine
         finally:
             os.close(fd)
-
-    def _try_lock(self, fd: int, who: str, deadline: float) -> bool:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(0.02)
-                continue
-            os.truncate(fd, 0)
-            os.pwrite(fd, f"{who} {os.getpid()}".encode(), 0)
-            return True
 
     @property
     def controlled(self) -> bool:
         """True while some process holds the control of this store (and so runs its broker)."""
         if not (self.path / "control.lock").is_file():
             return False
-        with self.control("look") as free:
-            return not free
+        fd = os.open(self.path / "control.lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return not _flock(fd, time.monotonic())
+        finally:
+            os.close(fd)
 
     def holder(self) -> str:
         """Who held the control last: `<what> <pid>`."""
@@ -209,6 +203,26 @@ class JobFolder(ControlFolder):
                 os.link(new, file)
             new.unlink(missing_ok=True)
         return read_secret(file)
+
+    @contextlib.contextmanager
+    def claim(self, node: str) -> Iterator[bool]:
+        """Hold a node's name among the launchers of this machine; yields False if another one has it."""
+        folder = self.path / "nodes"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(folder / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield _flock(fd, time.monotonic())
+        finally:
+            os.close(fd)
+
+    def claimed(self) -> set[str]:
+        """Names of nodes that launchers of this machine hold now."""
+        taken = set()
+        for file in (self.path / "nodes").glob("*.lock"):
+            with self.claim(file.stem) as free:
+                if not free:
+                    taken.add(file.stem)
+        return taken
 
     def runs(self) -> RunFile:
         """Read run.json; empty if there is none."""
@@ -281,6 +295,17 @@ class Home:
         return sorted(found, key=lambda job: (-job.used, job.name))
 
 
+def _flock(fd: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+
+
 def read_endpoint(file: Path) -> Endpoint | None:
     """Read an endpoint from a file, None if it is not one."""
     try:
@@ -324,4 +349,3 @@ def write_private(file: Path, data: bytes) -> None:
         new.replace(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error
-

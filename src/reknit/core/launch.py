@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -47,24 +47,20 @@ class Program:
         argv: absolute program first.
         env: added to our own environment.
         log: file that stdout and stderr are appended to; None: lines go to the keeper's `lines`.
-        once: True: an end of exit code 0 is an end, not a death.
     """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     log: Path | None = None
-    once: bool = False
 
 
-def module(
-    name: str, module_name: str, env: Mapping[str, str], log: Path | None = None, *, once: bool = False
-) -> Program:
+def module(name: str, module_name: str, env: Mapping[str, str], log: Path | None = None) -> Program:
     """A Python module as a program.
 
     `-P`: the working directory is the user's; a `queue.py` that lies there must not become ours.
     """
-    return Program(name, (sys.executable, "-P", "-m", module_name), env, log, once)
+    return Program(name, (sys.executable, "-P", "-m", module_name), env, log)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,8 +125,17 @@ def _signal_name(number: int) -> str:
 
 
 Told = Callable[[Notice], None]
+Final = Callable[[int], Awaitable[bool]]
 Lines = Callable[[str, bool, list[str]], None]
 """Called with (program's name, True if from stderr, lines without their ends)."""
+
+
+async def _never(_code: int) -> bool:
+    return False
+
+
+async def _always(_code: int) -> bool:
+    return True
 
 
 class Keeper:
@@ -144,21 +149,21 @@ class Keeper:
         self._tasks: dict[str, asyncio.Task[int]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._marks: dict[str, Mark] = {}
-        self._final: dict[str, Callable[[int], bool]] = {}
+        self._final: dict[str, Final] = {}
 
-    async def keep(self, program: Program, final: Callable[[int], bool] | None = None) -> None:
+    async def keep(self, program: Program, final: Final | None = None) -> None:
         """Start a program and keep it alive; returns once its first process exists.
 
         Args:
             program: what.
-            final: told the exit code; True: this was its proper end.
+            final: asked with the exit code whether this was its proper end; else it is started again.
 
         Raises:
             OSError: it cannot be started at all.
         """
         if self.stopping():
             return
-        self._final[program.name] = final or (lambda code: program.once and code == 0)
+        self._final[program.name] = final or _never
         process = await self._spawn(program)
         self._tasks[program.name] = asyncio.create_task(self._watch(program, process), name=f"keep {program.name}")
 
@@ -181,6 +186,10 @@ class Keeper:
         task = self._tasks.get(name)
         return task is not None and not task.done()
 
+    def knows(self, name: str) -> bool:
+        """True if the program was ever started here."""
+        return name in self._tasks
+
     async def end(self, name: str) -> int:
         """Wait until a program is not kept any more; returns its last exit code."""
         return await asyncio.shield(self._tasks[name])
@@ -200,7 +209,7 @@ class Keeper:
             self._stopping = True
         chosen = [n for n in (names if names is not None else list(self._tasks)) if n in self._tasks]
         for name in chosen:
-            self._final[name] = lambda _code: True
+            self._final[name] = _always
             if not self.signal(name, signal.SIGTERM):
                 self._tasks[name].cancel()
             # a stopped process (SIGSTOP) would only see the signal when it goes on
@@ -218,7 +227,7 @@ class Keeper:
         """SIGKILL to everything, now; nothing is started any more. Needs no event loop."""
         self._stopping = True
         for name in list(self._processes):
-            self._final[name] = lambda _code: True
+            self._final[name] = _always
             self._kill_session(name)
 
     def _kill_session(self, name: str) -> None:
@@ -258,7 +267,7 @@ class Keeper:
                 began = time.monotonic()
                 code = await self._outlive(program, process)
                 self._processes.pop(name, None)
-                if self.stopping() or self._final[name](code):
+                if self.stopping() or await self._final[name](code):
                     self._told(Notice(name, "ended", process.pid, code))
                     return code
                 deaths = 1 if time.monotonic() - began >= self._backoff.healthy else deaths + 1

@@ -1,0 +1,56 @@
+"""Addresses and names of this machine, as peers can use them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.parse
+
+from reknit.core.errors import UsageError
+from reknit.core.settings import MAX_NODE
+
+LOOPBACK = "127.0.0.1"
+
+
+def route_to(url: str) -> str:
+    """The address of this machine on the route to a broker: what peers that use the same broker can reach.
+
+    A host's own name is no help: it often resolves to 127.0.1.1, or nowhere else than on the host itself.
+    """
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or LOOPBACK, parts.port or 4222
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return LOOPBACK
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach the address."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def check_host(host: str) -> None:
+    """See that this machine has the address that others are to reach it at.
+
+    Raises:
+        UsageError: nothing here can listen on it.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"this machine cannot listen on {host!r}: {error.strerror or error}",
+            hint="give one of its own addresses with --host (`hostname -I` lists them)",
+        ) from error
+
+
+def node_name() -> str:
+    """A name for this node from the host's name."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0]).strip("-_")
+    return name[: MAX_NODE - 4].rstrip("-_") or "node"

@@ -1,0 +1,404 @@
+"""One run on this node, from the submission to the last process ended.
+
+    broker -> bus -> submitted or joined -> services -> agent -> … -> agent ended -> job over -> all ended
+
+First Ctrl-C or SIGTERM: the job stops politely, or only this node drains if others take part. Second one: SIGKILL to
+all that was started here. SIGHUP is ignored: a closed terminal ends no training. Whatever happens, nothing is left
+running: each child dies with this process by the kernel's doing, orphans of children become ours and are swept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+from reknit.core import context, launch
+from reknit.core.bus import Bus, Received
+from reknit.core.context import AgentContext
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, StaleWorld
+from reknit.core.events import AgentLeft, AnyPulse, JobFinished, JobStopAsked, JobSubmitted
+from reknit.core.home import Home, JobFolder, Mark, NodeRun
+from reknit.core.ledger import verify
+from reknit.core.proof import Proof
+from reknit.core.status import Status
+from reknit.core.status_fold import hear, see
+
+from . import submission
+from .address import route_to
+from .look import answering, run_service
+from .order import Order, PlaneAt
+from .output import Colour, Screen
+from .plane import Plane
+from .progress import line_of, live_line, workers
+from .root_cause import Failures
+from .submission import Begin
+from .summary import Ending, lines
+
+AGENT = "agent"
+LAUNCHER = "launcher"
+_LOOK = 0.2
+"""Seconds between two looks at how things are."""
+_PLAIN = 2.0
+"""Seconds between two progress lines where there is no terminal."""
+_HEAR_THE_END = 5.0
+"""Seconds to wait for `job.finished` after the agent has ended."""
+_LINGER = 10.0
+"""Seconds that the launcher that keeps the broker waits for other nodes to end after the job is over."""
+_MARGIN = 10.0
+"""Seconds beyond its own grace that an agent may take to end."""
+
+
+class Launch:
+    """One run of this process's own."""
+
+    def __init__(self, order: Order, home: Home, folder: JobFolder, plane_at: PlaneAt, screen: Screen) -> None:
+        self._order = order
+        self._home = home
+        self._folder = folder
+        self._at = plane_at
+        self._screen = screen
+        self._node = order.node
+        self._spec = order.spec
+        self._keeper = launch.Keeper(self._noticed, self._said_by_agent)
+        self._plane = Plane(plane_at.folder, folder, self._keeper, self._say)
+        self._bus: Bus | None = None
+        self._status = Status(order.job)
+        self._failures = Failures()
+        self._left = False
+        self._live = False
+        self._submitted = False
+        self._over = asyncio.Event()
+        self._signals: list[int] = []
+        self._work: asyncio.Task[str] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._claims = contextlib.ExitStack()
+        self._fatal = ""
+        self._began = time.monotonic()
+        self._since = time.time()
+        self._plain_at = 0.0
+        self._plain = ""
+
+    # --------------------------------------------------------------------------------------------------- the story
+
+    async def run(self) -> int:
+        """Run to the end; returns the exit code.
+
+        Raises:
+            ReknitError: it could not begin; nothing is left running.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        launch.adopt_orphans()
+        self._work = asyncio.create_task(self._whole())
+        try:
+            outcome = await self._work
+        except asyncio.CancelledError:
+            outcome = "stopped"
+        finally:
+            await self._end_all()
+        return self._code(outcome)
+
+    async def _whole(self) -> str:
+        await self._reach_broker()
+        bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}")
+        await self._submit(bus)
+        self._submitted = True
+        self._note()
+        await bus.serve(run_service(self._order.job), self._node, self._answer)
+        await bus.follow(self._heard, job=self._order.job)
+        self._live = True
+        await bus.pulses(self._felt, job=self._order.job)
+        await self._plane.serve(bus)
+        self._watch = asyncio.create_task(self._plane.watch(bus))
+        if not self._signals:
+            await self._keeper.keep(self._agent(), self._agent_is_done)
+            self._note()
+            await self._until_agent_ends(bus)
+        outcome, reason = await self._how_it_ended(bus)
+        await self._close(bus, outcome, reason)
+        return outcome
+
+    async def _reach_broker(self) -> None:
+        at, plane = self._at, self._plane
+        if at.endpoint is not None:
+            plane.use(at.endpoint)
+        elif at.folder is not None and (at.theirs or not plane.own("run", host=at.host, port=at.port)):
+            await plane.wait_for_keeper()
+
+    # -------------------------------------------------------------------------------------------------- submission
+
+    async def _submit(self, bus: Bus) -> None:
+        order = self._order
+        while True:
+            history = submission.history_of(await bus.backlog(job=order.job, areas=["job", "node"]))
+            others = await answering(bus, order.job, history.nodes) if history.unfinished else set()
+            decision = submission.decide(
+                order.job,
+                history,
+                order.spec,
+                self._node,
+                node_asked=order.node_asked,
+                alive=others | self._folder.claimed(),
+            )
+            node = self._node if isinstance(decision, Begin) else decision.node
+            if not self._claims.enter_context(self._folder.claim(node)):
+                # another launcher of this machine has that name, for a run that begins or ends just now
+                await asyncio.sleep(_LOOK)
+                continue
+            self._node = node
+            if not isinstance(decision, Begin):
+                self._joined(decision.spec, interrupted=decision.interrupted)
+                return
+            try:
+                await bus.publish(order.job, decision.spec, id=decision.spec.run, expect_last=decision.expect_last)
+            except StaleWorld:
+                self._claims.close()  # another node submitted first: join it
+                continue
+            self._screen.note(f"job {order.job}: {self._size(decision.spec)}")
+            return
+
+    def _joined(self, spec: JobSubmitted, *, interrupted: bool) -> None:
+        self._spec = spec
+        if interrupted:
+            self._screen.note(f"job {self._order.job} was interrupted: going on with its run {spec.run}", "yellow")
+        else:
+            self._screen.note(f"node {self._node} joins job {self._order.job}")
+
+    def _size(self, spec: JobSubmitted) -> str:
+        least, most = spec.min_nodes * spec.nproc_per_node, spec.max_nodes * spec.nproc_per_node
+        size = workers(most) if least == most else f"{least} to {workers(most)}"
+        if spec.slots and most + spec.spares > spec.slots:
+            spare = most + spec.spares - spec.slots
+            size += f", {spec.slots} slots a step: {spare} spare{'' if spare == 1 else 's'}"
+        elif spec.spares:
+            size += f" and {spec.spares} spare{'' if spec.spares == 1 else 's'}"
+        return size
+
+    async def _answer(self, _question: bytes) -> bytes:
+        return self._spec.run.encode()
+
+    # ------------------------------------------------------------------------------------------------------- agent
+
+    def _agent(self) -> launch.Program:
+        order = self._order
+        told = AgentContext(
+            endpoint=self._plane.endpoint,
+            job=order.job,
+            run=self._spec.run,
+            node=self._node,
+            nproc=order.nproc,
+            script=order.target,
+            args=order.spec.args,
+            module=order.module,
+            secret=order.secret,
+            host=order.host or route_to(self._plane.endpoint.url),
+            log_dir=str(self._folder.logs),
+            slots=self._spec.slots,
+            checkpoint_dir=self._spec.checkpoint_dir,
+            max_restarts=self._spec.max_restarts,
+            grace=order.grace,
+            threads=order.threads,
+            resume=order.resume or self._spec.resume,
+        )
+        env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}
+        return launch.module(AGENT, "reknit.worker.agent", env)
+
+    async def _agent_is_done(self, code: int) -> bool:
+        """True if this end of the agent's process is its proper one: then it is not started again."""
+        if code == 0 or self._signals or self._fatal:
+            return True
+        deadline = time.monotonic() + 1.0
+        while code > 0 and time.monotonic() < deadline:
+            if self._left or self._status.finished is not None:
+                return True  # it has said its farewell, or the job is over
+            await asyncio.sleep(0.02)
+        return False
+
+    async def _until_agent_ends(self, bus: Bus) -> None:
+        end = asyncio.create_task(self._keeper.end(AGENT))
+        asked_at = 0.0
+        while not end.done():
+            await asyncio.wait({end}, timeout=_LOOK)
+            self._show()
+            if self._signals and not asked_at:
+                asked_at = time.monotonic()
+                await self._ask_to_stop(bus)
+            elif asked_at and time.monotonic() - asked_at > 2 * self._order.grace + _MARGIN:
+                self._say("the agent does not end: killing all that was started here", True)
+                self._keeper.kill()
+            if self._fatal and not self._keeper.stopping():
+                self._keeper.signal(AGENT, signal.SIGTERM)
+                asked_at = asked_at or time.monotonic()
+
+    async def _ask_to_stop(self, bus: Bus) -> None:
+        name = signal.Signals(self._signals[0]).name
+        others = await self._others(bus)
+        within = f"up to {self._order.grace:g} s; once more: at once"
+        if others:
+            self._say(f"{name}: this node drains, {', '.join(sorted(others))} go on ({within})", False)
+            self._keeper.signal(AGENT, signal.SIGTERM)
+            return
+        self._say(f"{name}: stopping job {self._order.job} ({within})", False)
+        try:
+            stop = JobStopAsked(reason=f"{name} at the launcher of {self._node}")
+            await bus.publish(self._order.job, stop, deadline=2.0)
+        except ControlPlaneUnreachable:
+            self._keeper.signal(AGENT, signal.SIGTERM)
+
+    async def _others(self, bus: Bus) -> set[str]:
+        nodes = [n.node for n in self._status.nodes.values() if n.up and n.node != self._node]
+        return await answering(bus, self._order.job, nodes) if nodes else set()
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    async def _how_it_ended(self, bus: Bus) -> tuple[str, str]:
+        """The outcome and its reason; says it to the log if nobody else can."""
+        code = await self._keeper.end(AGENT) if self._keeper.knows(AGENT) else 0
+        others = await self._others(bus)
+        if self._keeper.knows(AGENT) and not self._fatal:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), 1.0 if others else _HEAR_THE_END)
+        finished = self._status.finished
+        if finished is not None:
+            return finished.outcome, finished.reason
+        if others:
+            return ("drained" if code == 0 else "failed"), f"{', '.join(sorted(others))} go on with the job"
+        said = self._last_words(code)
+        await self._finish(bus, said, 3.0)
+        return said.outcome, said.reason
+
+    async def _finish(self, bus: Bus, said: JobFinished, deadline: float) -> None:
+        with contextlib.suppress(ReknitError):
+            await bus.publish(self._order.job, said, id=f"finished/{self._spec.run}", deadline=deadline)
+
+    def _last_words(self, code: int) -> JobFinished:
+        """What the launcher says of a job of which nobody else can say how it ended."""
+        root = self._failures.root
+        words = {"run": self._spec.run, "step": self._status.committed}
+        if self._signals:
+            return JobFinished(outcome="stopped", reason=signal.Signals(self._signals[0]).name, **words)  # type: ignore[arg-type]
+        if code == 0 and not self._fatal:
+            return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
+        reason = self._fatal or (f"{root.worker}: {root.what}" if root else f"the agent ended with exit code {code}")
+        return JobFinished(outcome="failed", reason=reason, root_worker=root.worker if root else "", **words)  # type: ignore[arg-type]
+
+    async def _close(self, bus: Bus, outcome: str, reason: str) -> None:
+        if self._plane.ours and outcome != "drained":
+            await self._linger(bus)
+        proof = await self._proof(bus) if outcome != "drained" else None
+        await bus.flush(2.0)
+        self._screen.status("")
+        ending = Ending(outcome, reason, time.monotonic() - self._began, self._status, self._failures, proof)
+        for text, colour in lines(ending):
+            self._screen.note(text, colour)
+
+    async def _linger(self, bus: Bus) -> None:
+        """The broker is ours: other nodes that are just ending still need it."""
+        deadline = time.monotonic() + _LINGER
+        while time.monotonic() < deadline and await self._others(bus):  # noqa: ASYNC110  (nothing tells us)
+            await asyncio.sleep(_LOOK)
+
+    async def _proof(self, bus: Bus) -> Proof | None:
+        try:
+            log = await bus.backlog(job=self._order.job)
+            return await asyncio.wait_for(asyncio.to_thread(verify, log), 30.0)
+        except (ReknitError, TimeoutError):
+            return None
+
+    async def _end_all(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        bus = self._bus
+        if bus is not None:
+            if len(self._signals) > 1 and self._submitted and not self._over.is_set() and not await self._others(bus):
+                await self._finish(bus, self._last_words(-signal.SIGKILL), 1.0)
+            with contextlib.suppress(ReknitError):
+                await bus.close()
+        await self._keeper.stop(0.0 if len(self._signals) > 1 else 5.0)
+        self._plane.stop()
+        self._claims.close()
+        if self._folder.path.is_dir():
+            self._folder.note(None, self._node)
+        for pid in launch.sweep():
+            self._say(f"PID {pid} could not be ended: it hangs in the kernel", True)
+
+    def _code(self, outcome: str) -> int:
+        if outcome == "completed":
+            return 0
+        if self._signals:
+            return 128 + self._signals[0]
+        codes = {"failed": RunFailed.exit_code, "stopped": 128 + signal.SIGTERM, "drained": 0}
+        return codes[outcome]
+
+    # ---------------------------------------------------------------------------------------------------- callbacks
+
+    def _signalled(self, number: int) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            self._say("at once: killing all that was started here", True)
+            self._keeper.kill()
+        if not self._submitted or len(self._signals) > 1:
+            assert self._work is not None
+            self._work.cancel()
+
+    def _noticed(self, notice: launch.Notice) -> None:
+        if notice.what == "died":
+            self._say(str(notice), True)
+        elif notice.what == "given up":
+            self._say(str(notice), True)
+            if notice.name in {AGENT, "membership"}:
+                self._fatal = str(notice)
+        if notice.what == "started" and self._live:
+            self._note()
+
+    def _said_by_agent(self, _name: str, error: bool, said: list[str]) -> None:
+        for text in said:
+            (self._screen.err if error else self._screen.out)(text)
+
+    def _heard(self, received: Received) -> None:
+        event = received.event
+        self._status = see(self._status, event, time.monotonic(), received.time)
+        self._failures.tell(event)
+        if self._status.finished is not None:
+            self._over.set()
+        if not self._live:
+            return  # what was before us
+        if isinstance(event, AgentLeft) and event.node == self._node:
+            self._left = True
+        line = line_of(event)
+        if line is not None:
+            self._screen.note(*line)
+
+    def _felt(self, _job: str, pulse: AnyPulse) -> None:
+        self._status = hear(self._status, pulse, time.monotonic())
+
+    def _say(self, text: str, warning: bool) -> None:
+        colour: Colour = "yellow" if warning else ""
+        self._screen.note(text, colour)
+
+    def _show(self) -> None:
+        text = live_line(self._status)
+        self._screen.status(text)
+        now = time.monotonic()
+        if not self._screen.live and text != self._plain and now - self._plain_at >= _PLAIN:
+            self._plain, self._plain_at = text, now
+            self._screen.note(text)
+
+    def _note(self) -> None:
+        """Enter what runs here into run.json."""
+        marks = (*self._plane.marks, *self._keeper.marks)
+        run = NodeRun(
+            node=self._node,
+            run=self._spec.run,
+            launcher=Mark.of(os.getpid(), LAUNCHER),
+            children=marks,
+            script=self._order.target,
+            since=self._since,
+        )
+        self._folder.note(run, self._node)

@@ -1,0 +1,145 @@
+"""What a run is to do, worked out and checked from the settings before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from pathlib import Path
+
+from reknit.core.context import Endpoint
+from reknit.core.errors import UsageError
+from reknit.core.events import JobSubmitted
+from reknit.core.home import Home, JobFolder, read_secret, secret_check
+from reknit.core.settings import AUTO, Settings, usable_cores
+from reknit.core.subjects import MAX_NAME
+
+from . import control, output
+from .address import check_host, is_loopback, node_name
+from .script import Script
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        spec: the submission that this run would make.
+        node_asked: True if the user named the node.
+        host: address for peers, empty: the one on the route to the broker.
+        target: script path or module name for this node's workers.
+    """
+
+    job: str
+    spec: JobSubmitted
+    node: str
+    node_asked: bool
+    nproc: int
+    host: str
+    secret: str
+    target: str
+    module: bool
+    threads: int
+    grace: float
+    resume: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlaneAt:
+    """Where the job's control plane is, as found before anything is started.
+
+    Attributes:
+        endpoint: a broker that is given, or that of `reknit up`.
+        folder: else the folder whose broker is used or started.
+        theirs: another launcher keeps that broker now.
+        host: address that a broker started here listens on.
+        port: port of it, 0: any.
+    """
+
+    endpoint: Endpoint | None = None
+    folder: JobFolder | None = None
+    theirs: bool = False
+    host: str = ""
+    port: int = 0
+
+
+def job_name(settings: Settings, script: Script) -> str:
+    """The job's name: the one given, else the script's stem and 4 random letters."""
+    if settings.job.job:
+        return settings.job.job
+    stem = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in script.stem).strip("-_") or "job"
+    return f"{stem[: MAX_NAME - 5]}-{secrets.token_hex(2)}"
+
+
+def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) -> Order:
+    """Work out what to run; the job's folder exists.
+
+    Raises:
+        UsageError: a secret that cannot be read, an address that is not this machine's.
+    """
+    wanted, node, saves = settings.job, settings.node, settings.checkpoint
+    if settings.node.host:
+        check_host(settings.node.host)
+    secret = read_secret(Path(settings.control.secret_file)) if settings.control.secret_file else folder.secret()
+    nproc = usable_cores() if wanted.nproc_per_node == AUTO else wanted.nproc_per_node
+    where = saves.checkpoint_dir or str(folder.checkpoints)
+    if "://" not in where:
+        where = str(Path(where).expanduser().absolute())
+    spec = JobSubmitted(
+        run=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        script=script.target,
+        args=script.args,
+        slots=wanted.slots,
+        min_nodes=wanted.nnodes.least,
+        max_nodes=wanted.nnodes.most,
+        nproc_per_node=nproc,
+        spares=wanted.spares,
+        secret_check=secret_check(secret, job),
+        checkpoint_dir=where,
+        checkpoint_every_steps=saves.checkpoint_every_steps,
+        checkpoint_every_seconds=saves.checkpoint_every_seconds,
+        checkpoint_keep=saves.keep,
+        max_restarts=wanted.max_restarts,
+        stuck_after=wanted.stuck_after,
+        last_call=wanted.last_call,
+        resume=saves.resume,
+    )
+    return Order(
+        job=job,
+        spec=spec,
+        node=node.node or node_name(),
+        node_asked=bool(node.node),
+        nproc=nproc,
+        host=node.host,
+        secret=secret,
+        target=script.target,
+        module=bool(script.module),
+        threads=node.threads,
+        grace=node.grace,
+        resume=saves.resume,
+    )
+
+
+def plane_of(settings: Settings, home: Home, folder: JobFolder, *, standalone: bool) -> PlaneAt:
+    """Find where the job's control plane is: given, where the job's log lies already, `reknit up`, or its own.
+
+    Raises:
+        UsageError: `nats` is no address; flags that do not go together.
+    """
+    if settings.control.nats:
+        if standalone:
+            raise UsageError("--standalone and --nats do not go together", hint="leave one of them out")
+        return PlaneAt(control.given(settings.control.nats))
+    own = PlaneAt(folder=folder, host=settings.node.host, port=settings.control.port)
+    if folder.controlled and not folder.holder().startswith(control.READ):
+        return dataclasses.replace(own, theirs=True)
+    up = home.up.endpoint() if home.up.controlled else None
+    if standalone or up is None or control.folder_of(home, folder) == folder:
+        _warn_of_loopback(settings)
+        return own
+    return PlaneAt(up)
+
+
+def _warn_of_loopback(settings: Settings) -> None:
+    if settings.job.nnodes.most > 1 and is_loopback(settings.node.host or "127.0.0.1"):
+        output.note("the broker listens on 127.0.0.1: nodes on other machines need --host with an address of this one")

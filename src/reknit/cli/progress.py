@@ -1,0 +1,90 @@
+"""What a run shows while it goes on: one live line, and a line for each thing that changes. Pure."""
+
+from __future__ import annotations
+
+from reknit.core.events import (
+    Alert,
+    AnyEvent,
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointRestored,
+    JobScaled,
+    WorldChanged,
+)
+from reknit.core.status import Status
+
+from .output import Colour
+
+
+def live_line(status: Status) -> str:
+    """One line: where the run is."""
+    world = status.world
+    if world is None:
+        ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
+        return (
+            f"{status.state}: {len(status.workers)} workers started, {ready} ready" if status.workers else status.state
+        )
+    ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
+    committed = max(status.committed, ahead.committed if ahead else 0)
+    parts = [f"step {committed}/{status.steps}" if status.steps else f"step {committed}"]
+    if ahead is not None and status.terms is not None and status.terms.epochs > 1:
+        parts.append(f"epoch {min(ahead.epoch + 1, status.terms.epochs)}/{status.terms.epochs}")
+    loss = ahead.loss if ahead is not None and ahead.loss is not None else status.loss
+    if loss is not None:
+        parts.append(f"loss {loss:.4g}")
+    if ahead is not None and ahead.rate > 0:
+        parts.append(f"{ahead.rate:,.0f} samples/s")
+    parts.append(workers(len(world.members)))
+    parts.append(f"generation {world.generation}")
+    if status.state not in {"running", "starting"}:
+        parts.append(status.state + (f": waiting for {world.awaiting}" if status.state == "paused" else ""))
+    return "  ".join(parts)
+
+
+def workers(count: int) -> str:
+    """A number of workers in words."""
+    return f"{count} worker" + ("" if count == 1 else "s")
+
+
+def line_of(event: AnyEvent) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one return a kind of event)
+    """The line that an event is worth, and its colour; None: none."""
+    match event:
+        case WorldChanged():
+            return _world(event)
+        case CheckpointCommitted():
+            return f"checkpoint of step {event.step} written: {event.path}", ""
+        case CheckpointFailed():
+            return f"checkpoint given up: {event.reason}", "yellow"
+        case CheckpointRestored():
+            return _restored(event)
+        case JobScaled():
+            return f"scaled to {workers(event.workers)}", ""
+        case Alert() if event.severity != "info":
+            return _alert(event)
+    return None
+
+
+def _alert(alert: Alert) -> tuple[str, Colour]:
+    if alert.state == "cleared":
+        return f"over: {alert.alert} ({alert.subject})", ""
+    hint = f" ({alert.suggestion})" if alert.suggestion else ""
+    return f"{alert.severity}: {alert.alert}: {alert.reason}{hint}", "red" if alert.severity == "critical" else "yellow"
+
+
+def _world(world: WorldChanged) -> tuple[str, Colour]:
+    head = f"world {world.generation}: {workers(len(world.members))}"
+    if world.status == "paused":
+        return f"{head}, paused: {world.reason}; waiting for {world.awaiting}", "yellow"
+    if world.status == "finished":
+        return f"{head}, finished: {world.reason}", ""
+    return f"{head}: {world.reason}", "yellow" if world.removed else "cyan"
+
+
+def _restored(event: CheckpointRestored) -> tuple[str, Colour] | None:
+    skipped = "".join(f"; skipped {reason}" for reason in event.skipped)
+    if event.checkpoint:
+        return (
+            f"restored from checkpoint {event.checkpoint} (step {event.step}){skipped}",
+            "yellow" if skipped else "cyan",
+        )
+    return (f"no checkpoint could be used, beginning at step 0{skipped}", "yellow") if skipped else None

@@ -1,0 +1,122 @@
+"""`reknit run`: train a script on this node, beginning a job or joining one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from reknit.core.errors import UsageError
+from reknit.core.home import Home
+from reknit.core.settings import doc_of
+
+from . import options, output
+from .app import app, verb
+from .script import find
+
+
+def _meaningless(because: str) -> typer.models.OptionInfo:
+    """A flag of torchrun that means nothing here: refused with the reason, rather than ignored."""
+
+    def refuse(value: str | None, param: typer.CallbackParam) -> None:
+        if value is not None:
+            # said here, since a callback runs before the verb and so outside of its error handling
+            output.fail(UsageError(f"{param.opts[0]} of torchrun has no meaning here", hint=because))
+            raise typer.Exit(UsageError.exit_code)
+
+    return typer.Option(callback=refuse, hidden=True)  # type: ignore[no-any-return]
+
+
+def _flag(name: str, *spelled: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    return typer.Option(*(spelled or (f"--{name.replace('_', '-')}",)), help=doc_of(name), metavar=metavar)  # type: ignore[no-any-return]
+
+
+_NO_RENDEZVOUS = "the job's name is all that nodes need to find each other at a broker: --job NAME --nats URL"
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+    epilog="Every setting is also read from REKNIT_<NAME>, torchrun's PET_<NAME> and reknit.toml: `reknit config show`.",
+)
+@verb
+def run(
+    *,
+    script: Annotated[str, typer.Argument(help="Python script, or with -m a module.", show_default=False)],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="All that follows goes to the script untouched.", show_default=False)
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    nnodes: Annotated[str | None, _flag("nnodes", metavar="MIN:MAX")] = None,
+    nproc_per_node: Annotated[str | None, _flag("nproc_per_node", metavar="N|auto")] = None,
+    slots: Annotated[int | None, _flag("slots")] = None,
+    spares: Annotated[int | None, _flag("spares")] = None,
+    job: Annotated[str | None, _flag("job", "--job", "--rdzv-id", "-j", metavar="NAME")] = None,
+    node: Annotated[str | None, _flag("node", metavar="NAME")] = None,
+    nats: options.NatsFlag = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="A broker and services of the job's own, even if `reknit up` runs.")
+    ] = False,
+    host: Annotated[str | None, _flag("host", "--host", "--local-addr", metavar="ADDR")] = None,
+    port: Annotated[int | None, _flag("port")] = None,
+    secret_file: Annotated[str | None, _flag("secret_file", metavar="FILE")] = None,
+    checkpoint_dir: Annotated[str | None, _flag("checkpoint_dir", metavar="DIR|URL")] = None,
+    checkpoint_every_steps: Annotated[int | None, _flag("checkpoint_every_steps")] = None,
+    checkpoint_every_seconds: Annotated[float | None, _flag("checkpoint_every_seconds")] = None,
+    keep: Annotated[int | None, _flag("keep")] = None,
+    resume: Annotated[bool | None, _flag("resume", "--resume/--no-resume")] = None,
+    max_restarts: Annotated[int | None, _flag("max_restarts")] = None,
+    stuck_after: Annotated[float | None, _flag("stuck_after")] = None,
+    last_call: Annotated[float | None, _flag("last_call")] = None,
+    grace: Annotated[float | None, _flag("grace")] = None,
+    threads: Annotated[int | None, _flag("threads")] = None,
+    _rdzv_backend: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
+    _rdzv_conf: Annotated[
+        str | None, _meaningless("--last-call and --stuck-after are the times that count here")
+    ] = None,
+    _node_rank: Annotated[str | None, _meaningless("nodes have names: --node NAME")] = None,
+    _master_addr: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
+    _master_port: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
+) -> int:
+    """Train SCRIPT on this node: begin a job, or join the one of that name as another node.
+
+    Starts what is missing: a broker and four services for the job, unless `reknit up` or --nats has them. Ctrl-C stops
+    the job politely, or drains this node if others take part; once more kills all that was started.
+    """
+    settings = options.settings(
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        slots=slots,
+        spares=spares,
+        job=job,
+        node=node,
+        nats=nats,
+        host=host,
+        port=port,
+        secret_file=secret_file,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every_steps=checkpoint_every_steps,
+        checkpoint_every_seconds=checkpoint_every_seconds,
+        keep=keep,
+        resume=resume,
+        max_restarts=max_restarts,
+        stuck_after=stuck_after,
+        last_call=last_call,
+        grace=grace,
+        threads=threads,
+    )
+    from .launching import Launch
+    from .order import job_name, order_of, plane_of
+
+    found = find(script, tuple(args or ()), module=module)
+    home = Home.at(settings.control.home)
+    folder = home.job(job_name(settings, found))
+    at = plane_of(settings, home, folder, standalone=standalone)
+    folder.make()
+    order = order_of(settings, found, folder.name, folder)
+    screen = output.Screen()
+    try:
+        return asyncio.run(Launch(order, home, folder, at, screen).run())
+    finally:
+        screen.close()

@@ -1,0 +1,90 @@
+"""The end of a run in a few lines: how it went, and if it failed the root cause first."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from reknit.core.proof import Proof
+from reknit.core.status import Status
+
+from .output import Colour
+from .root_cause import Failure, Failures
+
+_MOST_FOLLOW_UPS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known at the end.
+
+    Attributes:
+        outcome: completed, failed, stopped, drained (this node only), or lost (nothing is known).
+        seconds: that this launcher ran.
+        proof: the ledger's verdict, None if it could not be read.
+    """
+
+    outcome: str
+    reason: str
+    seconds: float
+    status: Status
+    failures: Failures
+    proof: Proof | None = None
+
+
+def lines(ending: Ending) -> list[tuple[str, Colour]]:
+    """The lines of the summary, the root cause of a failure first."""
+    shown: list[tuple[str, Colour]] = []
+    if ending.outcome == "failed":
+        shown += _failure(ending)
+    status = ending.status
+    colour: Colour = {"completed": "green", "failed": "red"}.get(ending.outcome, "yellow")  # type: ignore[assignment]
+    said = f"{ending.outcome}: {status.job}"
+    if ending.reason and ending.outcome != "completed":
+        said += f": {ending.reason}"
+    shown.append((said, colour))
+    facts = _facts(ending)
+    if facts:
+        shown.append(("  " + ", ".join(facts), ""))
+    if status.finished is not None and status.finished.state_hash:
+        shown.append((f"  state {status.finished.state_hash}", ""))
+    if ending.proof is not None and ending.proof.steps:
+        shown.append((f"  ledger: {ending.proof.text().splitlines()[0]}", "" if ending.proof.ok else "red"))
+    return shown
+
+
+def _facts(ending: Ending) -> list[str]:
+    status = ending.status
+    facts = []
+    steps = max(status.committed, status.finished.step if status.finished else 0)
+    if steps:
+        facts.append(f"{steps} steps" + (f" of {status.steps}" if status.steps > steps else ""))
+    facts.append(f"{ending.seconds:.1f} s")
+    changes = sum(1 for world in status.worlds if world.removed or world.added) - 1
+    if changes > 0:
+        facts.append(f"{changes} world change" + ("" if changes == 1 else "s"))
+    if status.world is not None and status.world.restarts:
+        facts.append(f"{status.world.restarts} restart" + ("" if status.world.restarts == 1 else "s"))
+    if status.saving.step >= 0:
+        facts.append(f"newest checkpoint at step {status.saving.step}")
+    return facts
+
+
+def _failure(ending: Ending) -> list[tuple[str, Colour]]:
+    root = ending.failures.root
+    if root is None:
+        return []
+    shown: list[tuple[str, Colour]] = [(f"root cause: {_where(root)}: {root.what}", "red")]
+    shown += [(f"  {text}", "") for text in root.traceback.rstrip().splitlines()]
+    if root.log:
+        shown.append((f"  log: {root.log}", ""))
+    rest = ending.failures.follow_ups
+    shown += [(f"  then: {_where(failure)}: {failure.what}", "dim") for failure in rest[:_MOST_FOLLOW_UPS]]
+    if len(rest) > _MOST_FOLLOW_UPS:
+        shown.append((f"  and {len(rest) - _MOST_FOLLOW_UPS} more, see reknit events --job {ending.status.job}", "dim"))
+    return shown
+
+
+def _where(failure: Failure) -> str:
+    step = f" in step {failure.step}" if failure.step >= 0 else ""
+    node = f" on {failure.node}" if failure.node else ""
+    return f"worker {failure.worker}{node}{step}"
