@@ -21,6 +21,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -65,6 +66,7 @@ class Told:
         trace: traceparent of the event, or "".
         id: the event's id, "" for what is not on the log.
         source: who said it, "" for what is not on the log.
+        wall: when it was said by the speaker's clock, seconds since the epoch: for people only; 0 off the log.
     """
 
     job: str
@@ -75,6 +77,7 @@ class Told:
     trace: str = ""
     id: str = ""
     source: str = ""
+    wall: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ async def run_service(
     disconnects: bool = False,
     act: Callable[[Bus, str, Any], Awaitable[None]] | None = None,
     span: str = "decide",
+    beside: Callable[[Bus, Runner[S]], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT; connects by the environment variable `REKNIT_ENDPOINT`.
 
@@ -149,6 +153,7 @@ async def run_service(
         disconnects: hear ends of connections, where the broker tells them.
         act: does one action of `Decision.do`; if it raises, that is logged, and the reducer may ask again.
         span: each publication is a trace span `<name>.<span>`, child of the input that led to it.
+        beside: what else the service has (a page, more answers): entered once the bus is connected, left at the end.
 
     Raises:
         UsageError: the environment variable is missing or wrong.
@@ -166,14 +171,19 @@ async def run_service(
     bus = await Bus.connect(endpoint, source=name, timeout=_CONNECT_TIMEOUT)
     runner = Runner(name, bus, initial=initial, decide=decide, act=act, span=span)
     try:
-        await runner.run(ended, tick=tick, pulses=pulses, disconnects=disconnects)
+        async with beside(bus, runner) if beside is not None else contextlib.nullcontext():
+            await runner.run(ended, tick=tick, pulses=pulses, disconnects=disconnects)
     finally:
         await bus.close()
         telemetry.flush()
 
 
 class Runner(Generic[S]):
-    """One running service over a bus that is connected; `run_service` is the usual way to it."""
+    """One running service over a bus that is connected; `run_service` is the usual way to it.
+
+    Attributes:
+        about: what the service adds to its answer to a ping.
+    """
 
     def __init__(
         self,
@@ -195,9 +205,20 @@ class Runner(Generic[S]):
         self._jobs: dict[str, _Job[S]] = {}
         self._live = False
         self._seq = 0
+        self.about: dict[str, Any] = {}
         self._errors: Counter[str] = Counter()
         self._outbox: asyncio.Queue[tuple[str, Out, str, str]] = asyncio.Queue()
         self._under_way: set[tuple[str, str, str]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """True once the log was read."""
+        return self._live
+
+    @property
+    def states(self) -> dict[str, S]:
+        """The present state of each job."""
+        return {name: job.state for name, job in self._jobs.items()}
 
     async def run(
         self, ended: asyncio.Event, *, tick: float = 0.1, pulses: bool = False, disconnects: bool = False
@@ -246,6 +267,7 @@ class Runner(Generic[S]):
             trace=received.trace,
             id=received.id,
             source=received.source,
+            wall=received.time,
         )
         self._tell(told)
         job = self._jobs.get(received.job)
@@ -398,5 +420,6 @@ class Runner(Generic[S]):
                 "seq": self._seq,
                 "jobs": sorted(self._jobs),
                 "errors": sum(self._errors.values()),
+                **self.about,
             }
         ).encode()
