@@ -56,6 +56,10 @@ class NotAnswered(ControlPlaneUnreachable):
         self.why = why
 
 
+class Forbidden(Unauthorized):
+    """The broker lets us in, but forbids this one subject."""
+
+
 class Connection:
     """One connection. Not thread-safe: everything on the loop that opened it.
 
@@ -217,7 +221,7 @@ class Connection:
 
         Raises:
             NotAnswered: no answer in time, nobody there, or the connection broke.
-            Unauthorized: the broker forbids the subject.
+            Forbidden: the broker forbids the subject.
             ReknitError: the message is larger than the broker takes.
         """
         token = str(self._next_token)
@@ -264,7 +268,7 @@ class Connection:
         """Call back for every message on a subject, one after another; goes on after every reconnect.
 
         Raises:
-            Unauthorized: the broker forbids the subject.
+            Forbidden: the broker forbids the subject.
         """
         listener = Listener(subject, callback, self._listeners.discard, queue=queue, bounded=bounded)
         self._listeners.add(listener)
@@ -276,7 +280,7 @@ class Connection:
             pass  # broken meanwhile: the library or `_revive` subscribes again
         if self._denied.pop(f"subscription {subject.lower()}", None):
             await listener.stop()
-            raise Unauthorized(f"the broker at {self.url} forbids listening to {subject}")
+            raise Forbidden(f"the broker at {self.url} forbids listening to {subject}")
         return listener
 
     async def round_trip(self, timeout: float) -> None:
@@ -334,7 +338,7 @@ class Connection:
             self._denied[f"subscription {subject}"] = text
         for asked, future in self._questions.values():
             if what == "publish" and asked == subject and not future.done():
-                future.set_exception(Unauthorized(f"the broker at {self.url} forbids publishing to {subject}"))
+                future.set_exception(Forbidden(f"the broker at {self.url} forbids publishing to {subject}"))
 
     def _count_drop(self, subscription: Subscription) -> None:
         self.dropped[subscription.subject] += 1

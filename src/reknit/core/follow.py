@@ -152,23 +152,27 @@ class Follow:
     # -------------------------------------------------------------------------------------------------- reading
 
     async def _run(self) -> None:
-        pause = _PAUSE
+        pause, said = _PAUSE, ""
         while True:
             await self._read_again.wait()
             try:
                 await self._connection.wait_connected(float("inf"))
                 await self._read()
-                pause = _PAUSE
+                pause, said = _PAUSE, ""
                 continue
             except Unauthorized as error:
                 if not self._first.done():
                     self._first.set_exception(error)
                     return
-                _log.error("the log cannot be read any more", reason=str(error))
+                if said != str(error):
+                    said = str(error)
+                    _log.error("the log cannot be read any more", reason=said)
             except NotAnswered as error:
                 _log.debug("reading again", reason=str(error))
             except ReknitError as error:
-                _log.warning("the log cannot be read, trying again", reason=str(error))
+                if said != str(error):
+                    said = str(error)
+                    _log.warning("the log cannot be read, trying again", reason=said)
             except Exception as error:  # noqa: BLE001 - whatever it is, a follower must not fall silent
                 _log.error("reading the log failed, trying again", exc_info=error)
             self.read_again()

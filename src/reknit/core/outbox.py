@@ -7,7 +7,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from reknit.core import log
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, Unauthorized
+from reknit.core.connection import Forbidden
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError
 from reknit.core.journal import Journal
 
 CAPACITY = 100_000
@@ -80,7 +81,7 @@ class Outbox:
             letter = self._letters[0]
             try:
                 await self._journal.append(letter.subject, letter.data, letter.headers)
-            except Unauthorized as error:
+            except Forbidden as error:
                 self._drop(letter, "forbidden", str(error))
             except ControlPlaneUnreachable as error:
                 _log.warning("waiting for the broker", letters=len(self._letters), reason=str(error))
