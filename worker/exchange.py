@@ -123,6 +123,7 @@ class CopyWanted:
     """A learner's request, waiting for the main thread."""
 
     at_least: int
+    begun: bool = False
     done: StateCopy | None = None
 
 
@@ -248,7 +249,7 @@ class Exchange:
             if self.left:
                 return Leave(self.left)
             return Begin(self.step) if self.current else None
-        if any(c.done is None and c.at_least <= self.main_step for c in self.copies):
+        if any(not c.begun and c.at_least <= self.main_step for c in self.copies):
             return Copy(self.main_step)
         ready = self.results.get(self.main_step)
         if ready is not None:
@@ -272,6 +273,12 @@ class Exchange:
                 self.cv.notify_all()
             else:
                 self._pool.append(buffer)
+
+    def copying(self, step: int) -> None:
+        """A copy of the state before `step` is being made."""
+        with self.cv:
+            for wanted in self.copies:
+                wanted.begun = wanted.begun or wanted.at_least <= step
 
     def copied(self, copy: StateCopy) -> None:
         """Answer all learners that can use this copy."""

@@ -1,0 +1,71 @@
+"""A slot's micro-batch: its samples, fetched and collated under the slot's own random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from reknit.core.errors import UsageError
+from reknit.core.order import Course, slot_seed
+
+Collate = Callable[[list[Any]], Any]
+
+
+def length_of(dataset: Any) -> int:
+    """Length of a map-style dataset.
+
+    Raises:
+        UsageError: it has no length, no `__getitem__`, or no samples.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"{type(dataset).__name__} cannot be split by sample: it has no __len__ and __getitem__",
+            hint="give ring.steps a map-style dataset; an iterable has no order that all workers could know",
+        )
+    samples = len(dataset)
+    if samples < 1:
+        raise UsageError("the dataset is empty: there is nothing to train on", hint="check its path and filters")
+    return samples
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, numpy's global generator and `random`, so that no random number depends on who computes the slot."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+class Batches:
+    """Micro-batches of a course over a dataset.
+
+    Args:
+        dataset: map-style; `__getitems__(list of ids)` is used where it exists.
+        course: sample order.
+        collate: list of samples to batch; torch's default otherwise.
+    """
+
+    def __init__(self, dataset: Any, course: Course, collate: Collate | None = None) -> None:
+        self.course = course
+        self._dataset = dataset
+        self._collate = collate or default_collate
+        self._many: Callable[[Sequence[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+
+    def samples(self, step: int, slot: int) -> tuple[int, ...]:
+        """Ids of a slot's samples."""
+        return tuple(int(i) for i in self.course.slot_samples(step, slot))
+
+    def fetch(self, step: int, slot: int) -> Any:
+        """Seed for the slot and return its batch; the random numbers go on from there in the forward pass."""
+        seed_all(slot_seed(self.course.seed, step, slot))
+        ids = self.samples(step, slot)
+        items = self._many(list(ids)) if self._many is not None else [self._dataset[i] for i in ids]
+        return self._collate(items)
+
+    def settle(self, step: int) -> None:
+        """Seed for what the script does between the last micro-batch and the next step: equal on all workers."""
+        seed_all(slot_seed(self.course.seed, step, self.course.slots))

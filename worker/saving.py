@@ -1,0 +1,143 @@
+"""Checkpoints and copies for learners, as the session's main thread sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from reknit.core.errors import StateError
+from reknit.core.events import (
+    CheckpointCommitted,
+    CheckpointEvent,
+    CheckpointFailed,
+    CheckpointRequested,
+    Event,
+)
+from reknit.core.layout import chunk_count
+from reknit.core.manifest import INDEX_NUMBER
+
+from .chunks import Writer, assign
+from .exchange import Exchange, StateCopy
+from .ring.resend import Committed
+from .snapshot import Snapshot, Snapshotter
+from .tracked import Tracked
+
+
+class Saving:
+    """Takes snapshots between two steps and has them written or sent.
+
+    Args:
+        worker, job: who we are.
+        directory: folder of all jobs' checkpoints, "" if this run takes none.
+        tracked: what to copy.
+        shared: requests of learners come through it.
+        post: publishes an event.
+    """
+
+    def __init__(
+        self, worker: str, job: str, directory: str, tracked: Tracked, shared: Exchange, post: Callable[[Event], None]
+    ) -> None:
+        self._worker = worker
+        self._shared = shared
+        self._post = post
+        self._snapshotter = Snapshotter(tracked)
+        self._writer = (
+            Writer(worker, job=job, checkpoint_dir=Path(directory), on_written=post, on_failed=post)
+            if directory
+            else None
+        )
+        self._held: dict[str, Snapshot] = {}
+        self._due: tuple[str, Committed] | None = None
+
+    def hear(self, event: CheckpointEvent) -> None:
+        """An event of the checkpoint service (bus thread)."""
+        if isinstance(event, CheckpointRequested):
+            if event.reassigned:
+                self._write_more(event)
+            elif self._writer is not None:
+                with self._shared.cv:
+                    self._shared.checkpoint = event.checkpoint
+        elif isinstance(event, CheckpointCommitted | CheckpointFailed):
+            with self._shared.cv:
+                if self._shared.checkpoint == event.checkpoint:
+                    self._shared.checkpoint = ""
+            if self._writer is not None:
+                self._writer.cancel(event.checkpoint)
+            self._drop(event.checkpoint)
+
+    def agreed(self, committed: Committed) -> None:
+        """The step's control piece asks for a checkpoint after this step; it is taken at the next `begin`."""
+        if committed.settled.checkpoint:
+            self._due = (committed.settled.checkpoint, committed)
+
+    def begin(self, step: int) -> None:
+        """The state before `step` is in place: take the checkpoint that is due."""
+        if self._due is None or self._writer is None:
+            return
+        checkpoint, committed = self._due
+        self._due = None
+        if committed.step + 1 != step:
+            return
+        writers = [r.worker for r in committed.owners]
+        if self._worker not in writers:
+            return
+        future = self._start(step, committed.chain, committed.generation, checkpoint)
+        if future is not None:
+            future.add_done_callback(lambda done: self._write(done, checkpoint, writers))
+
+    def copy_for_learners(self, step: int, chain: int, generation: int) -> None:
+        """Copy the state before `step` for every learner that waits."""
+        self._shared.copying(step)
+        future = self._start(step, chain, generation, "")
+        if future is not None:
+            future.add_done_callback(self._hand_out)
+
+    def wait(self) -> None:
+        """No copy is running any more: weights may change."""
+        self._snapshotter.wait()
+
+    def close(self, seconds: float) -> None:
+        """Finish writing what was begun, within so many seconds."""
+        if self._writer is not None:
+            self._writer.close(seconds)
+
+    def _start(self, step: int, chain: int, generation: int, checkpoint: str) -> Future[Snapshot] | None:
+        try:
+            return self._snapshotter.begin(step, chain=chain, generation=generation)
+        except StateError as error:
+            if not checkpoint:
+                raise
+            self._post(CheckpointFailed(checkpoint=checkpoint, reason=str(error), step=step, worker=self._worker))
+            return None
+
+    def _write(self, done: Future[Snapshot], checkpoint: str, writers: Sequence[str]) -> None:
+        assert self._writer is not None
+        error = done.exception()
+        if error is not None:
+            self._post(CheckpointFailed(checkpoint=checkpoint, reason=str(error), worker=self._worker))
+            return
+        snapshot = done.result()
+        for older in [c for c in self._held if c != checkpoint]:
+            self._drop(older)
+        self._held[checkpoint] = snapshot
+        chunks = range(chunk_count(snapshot.layout.total, self._writer.chunk_bytes))
+        self._writer.write(snapshot, checkpoint, assign([INDEX_NUMBER, *chunks], writers).get(self._worker, ()))
+
+    def _write_more(self, event: CheckpointRequested) -> None:
+        snapshot = self._held.get(event.checkpoint)
+        mine = event.reassigned.get(self._worker, ())
+        if snapshot is not None and mine and self._writer is not None:
+            self._writer.write(snapshot, event.checkpoint, mine)
+
+    def _hand_out(self, done: Future[Snapshot]) -> None:
+        if done.exception() is not None:
+            self._shared.fail(done.exception() or StateError("a copy of the state failed"))
+            return
+        snapshot = done.result()  # never released: the copy lives as long as somebody sends it
+        self._shared.copied(StateCopy(snapshot.step, snapshot.chain, snapshot.layout.encode(), snapshot.memory))
+
+    def _drop(self, checkpoint: str) -> None:
+        snapshot = self._held.pop(checkpoint, None)
+        if snapshot is not None:
+            snapshot.release()
