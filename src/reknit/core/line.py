@@ -122,8 +122,7 @@ class Line:
     def _put(self, step: int, chain: int, generation: int, owner: int, seq: int) -> bool:
         old_generation, old_chain = self.generations[step], self.chains[step]
         if old_generation == ABSENT:
-            self.generations[step], self.chains[step] = generation, chain
-            self.owners[step], self.records[step] = owner, seq
+            self._set(step, chain, generation, owner, seq)
             return True
         same_chain = chain == old_chain or not chain or not old_chain
         if same_chain and owner == self.owners[step]:
@@ -133,7 +132,7 @@ class Line:
             return False
         if chain and chain == old_chain and generation != old_generation:
             if generation > old_generation:
-                self.generations[step], self.owners[step], self.records[step] = generation, owner, seq
+                self._set(step, chain, generation, owner, seq)
             return generation > old_generation
         what = "the same owners but other results" if owner == self.owners[step] else "other owners"
         text = (
@@ -142,7 +141,13 @@ class Line:
             f"{self._name(seq, generation, owner, chain)}"
         )
         self.contradictions.append(Contradiction(step, min(generation, old_generation), text))
+        if generation > old_generation:  # a restore that is heard later may settle it in favour of the newer one
+            self._set(step, chain, generation, owner, seq)
         return False
+
+    def _set(self, step: int, chain: int, generation: int, owner: int, seq: int) -> None:
+        self.chains[step], self.generations[step] = chain, generation
+        self.owners[step], self.records[step] = owner, seq
 
     def restore(self, event: CheckpointRestored, seq: int) -> None:
         """Cut the line: what earlier generations committed from `event.step` on is lost."""

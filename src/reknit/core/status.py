@@ -242,6 +242,21 @@ def by_weight(alerts: Mapping[Key, Alert]) -> list[Alert]:
     return sorted(alerts.values(), key=lambda a: (weight[a.severity], a.alert, a.subject))
 
 
+def exit_in_words(event: WorkerExited) -> str:
+    """Say how a worker's process ended."""
+    if event.out_of_memory:
+        return "killed for memory (out of memory)"
+    if event.signal or event.code < 0:
+        return f"killed by signal {event.signal or -event.code}"
+    return "ended" if event.expected and not event.code else f"exited with code {event.code}"
+
+
+def last_line(event: WorkerFailed) -> str:
+    """Return the traceback's last line, or the error itself."""
+    lines = [line.strip() for line in event.traceback.splitlines() if line.strip()]
+    return lines[-1] if lines else event.error
+
+
 def finite(value: float | None) -> float | None:
     """Return the value if JSON can hold it, else None."""
     return value if value is not None and math.isfinite(value) else None

@@ -37,7 +37,18 @@ from reknit.core.events import (
     WorkerStuck,
     WorldChanged,
 )
-from reknit.core.status import MOST_LOSSES, MOST_WORLDS, Node, Saving, Status, Worker, WorldLine, finite
+from reknit.core.status import (
+    MOST_LOSSES,
+    MOST_WORLDS,
+    Node,
+    Saving,
+    Status,
+    Worker,
+    WorldLine,
+    exit_in_words,
+    finite,
+    last_line,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -258,21 +269,6 @@ def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one r
         case WorkerStuck():
             return change(worker, stuck="" if event.state.startswith(("R", "S")) else event.state)
     return worker
-
-
-def exit_in_words(event: WorkerExited) -> str:
-    """Say how a worker's process ended."""
-    if event.out_of_memory:
-        return "killed for memory (out of memory)"
-    if event.signal or event.code < 0:
-        return f"killed by signal {event.signal or -event.code}"
-    return "ended" if event.expected and not event.code else f"exited with code {event.code}"
-
-
-def last_line(event: WorkerFailed) -> str:
-    """Return the traceback's last line, or the error itself."""
-    lines = [line.strip() for line in event.traceback.splitlines() if line.strip()]
-    return lines[-1] if lines else event.error
 
 
 def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Status:

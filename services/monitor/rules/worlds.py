@@ -1,0 +1,72 @@
+"""The world: who was lost, who joins, that it changed, that it is not mended, that the job waits for more workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reknit.services.monitor.finding import Finding, Rule
+from reknit.services.monitor.view import View
+
+MEND_SECONDS = 10.0
+MEND_STEPS = 3.0
+"""A mended ring has committed a step after this many usual step times, and after MEND_SECONDS at the latest."""
+
+
+def lost(view: View, _now: float) -> Iterable[Finding]:
+    """A worker was taken out of the world that was not to go, and is not back."""
+    for worker, reason in view.status.lost.items():
+        yield Finding("worker-lost", worker, "info", reason, "reknit events --area worker shows how it ended")
+
+
+def joined(view: View, _now: float) -> Iterable[Finding]:
+    """A worker joined and is still receiving state."""
+    if view.status.finished is not None:
+        return
+    for worker in view.status.members:
+        if worker.state == "learning":
+            yield Finding("worker-joined", worker.worker, "info", f"{worker.worker} joined and is receiving state")
+
+
+def changed(view: View, _now: float) -> Iterable[Finding]:
+    """The world changed and no step is committed in it yet."""
+    if not_mended(view):
+        world = view.status.world
+        assert world is not None
+        yield Finding("world-changed", view.job, "info", f"generation {world.generation}: {world.reason}")
+
+
+def unmended(view: View, _now: float) -> Iterable[Finding]:
+    """The world changed and for long no step has been committed in it."""
+    if not_mended(view):
+        world = view.status.world
+        assert world is not None
+        usual = max((p.step_seconds for w in view.status.members if (p := w.pulse) is not None), default=0.0)
+        hold = max(MEND_SECONDS, MEND_STEPS * usual)
+        reason = f"no step was committed in generation {world.generation} for {hold:.0f} s ({world.reason})"
+        yield Finding("not-mended", view.job, "warning", reason, "reknit status shows what each worker does", hold)
+
+
+def paused(view: View, _now: float) -> Iterable[Finding]:
+    """Too few workers: the job waits and keeps its state."""
+    world = view.status.world
+    if world is not None and world.status == "paused" and view.status.finished is None:
+        reason = f"paused: {world.awaiting or world.reason}"
+        yield Finding("job-below-min", view.job, "critical", reason, "start another node with `reknit run`")
+
+
+def not_mended(view: View) -> bool:
+    """Return True from a change of a running world until the first step is committed in it."""
+    status = view.status
+    world = status.world
+    if world is None or world.status != "running" or status.finished is not None or status.moved is None:
+        return False
+    return len(status.worlds) > 1 and status.committed_in < world.generation
+
+
+RULES = (
+    Rule(("worker-lost",), lost),
+    Rule(("worker-joined",), joined),
+    Rule(("world-changed",), changed),
+    Rule(("not-mended",), unmended),
+    Rule(("job-below-min",), paused),
+)

@@ -1,0 +1,7 @@
+"""`python -m reknit.services.shards`."""
+
+from __future__ import annotations
+
+from .app import main
+
+main()

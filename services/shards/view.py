@@ -1,0 +1,157 @@
+"""What the shards service knows of one job: a fold of the log, and the measured speed from heartbeats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from reknit.core.errors import UsageError
+from reknit.core.events import (
+    AnyEvent,
+    CheckpointRestored,
+    DrainAsked,
+    EpochFinished,
+    JobFinished,
+    JobSubmitted,
+    ShardsPlanned,
+    StepsCommitted,
+    WorkerCaughtUp,
+    WorkerLeaving,
+    WorkerPulse,
+    WorkerRegistered,
+    WorldChanged,
+)
+from reknit.core.ledger import course_of
+from reknit.core.order import Course
+
+from .currency import Key, current_in, key_of, with_caught_up
+from .epochs import Committed
+from .pace import Pace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """One job.
+
+    Attributes:
+        job: its name.
+        run: the run that goes on; empty before the first.
+        over: True once the run is finished.
+        world: the newest world of the run, None before the first.
+        world_trace: traceparent of the world's publication.
+        registered: worker -> its newest registration in this run.
+        course: the run's course; None until a member of a world told its terms.
+        current: who of the world holds current state.
+        leaving: who asked, or was asked, to leave.
+        plan: the newest plan of the run.
+        plan_seq: log sequence of the job's newest plan of any run, 0 if there is none: what a new one must follow.
+        committed: steps of epochs that are not announced yet.
+        pace: measured speed.
+        asked: id of a publication asked for -> monotonic time; it comes back from the log or is asked for again.
+    """
+
+    job: str
+    run: str = ""
+    over: bool = False
+    world: WorldChanged | None = None
+    world_trace: str = ""
+    registered: Mapping[str, WorkerRegistered] = dataclasses.field(default_factory=dict)
+    course: Course | None = None
+    current: frozenset[Key] = frozenset()
+    leaving: frozenset[Key] = frozenset()
+    plan: ShardsPlanned | None = None
+    plan_seq: int = 0
+    committed: Committed = dataclasses.field(default_factory=Committed)
+    pace: Pace = dataclasses.field(default_factory=Pace)
+    asked: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Smoothed compute seconds a slot of the members of the world that were measured."""
+        members = self.world.members if self.world else ()
+        return {m.worker: self.pace.seconds[key_of(m)] for m in members if key_of(m) in self.pace.seconds}
+
+
+def see(view: View, event: AnyEvent, seq: int, trace: str) -> View:  # noqa: PLR0911 - a table
+    """Take in one event of the log."""
+    match event:
+        case JobSubmitted():
+            return _run(view, event.run) if view.over or not view.run else view
+        case JobFinished() if event.run == view.run:
+            return dataclasses.replace(view, over=True)
+        case WorkerRegistered() if event.run == view.run or not view.run:
+            return dataclasses.replace(view, registered={**view.registered, event.worker: event})
+        case WorldChanged():
+            return _world(view if event.run == view.run else _run(view, event.run), event, trace)
+        case WorkerCaughtUp() if view.world is not None:
+            key = (event.worker, event.incarnation)
+            return dataclasses.replace(view, current=with_caught_up(view.world.members, view.current, key))
+        case WorkerLeaving():
+            return dataclasses.replace(view, leaving=view.leaving | {(event.worker, event.incarnation)})
+        case DrainAsked():
+            return dataclasses.replace(view, leaving=view.leaving | _meant(view, event.target))
+        case ShardsPlanned():
+            return _planned(view, event, seq)
+        case StepsCommitted() if event.run == view.run and view.course is not None:
+            return dataclasses.replace(view, committed=view.committed.commit(event, view.course))
+        case CheckpointRestored() if event.run == view.run:
+            return dataclasses.replace(view, committed=view.committed.restore(event))
+        case EpochFinished() if view.course is not None:
+            return dataclasses.replace(view, committed=view.committed.announce(event, view.course))
+        case _:
+            return view
+
+
+def hear(view: View, pulse: WorkerPulse) -> View:
+    """Take in a heartbeat; only members of the present generation count."""
+    world = view.world
+    key = (pulse.worker, pulse.incarnation)
+    if world is None or pulse.generation != world.generation or key not in map(key_of, world.members):
+        return view
+    return dataclasses.replace(view, pace=view.pace.observe(pulse))
+
+
+def _run(view: View, run: str) -> View:
+    """Begin another run: all is forgotten but what spans runs, the plan log's end and the committed line."""
+    kept = {w: r for w, r in view.registered.items() if r.run == run}
+    return View(view.job, run=run, registered=kept, plan_seq=view.plan_seq, committed=view.committed)
+
+
+def _world(view: View, world: WorldChanged, trace: str) -> View:
+    if view.world is not None and world.generation <= view.world.generation:
+        return view
+    keys = frozenset(map(key_of, world.members))
+    return dataclasses.replace(
+        view,
+        world=world,
+        world_trace=trace,
+        course=view.course or _course(view, world),
+        current=current_in(world.members, view.current),
+        leaving=view.leaving & keys,
+        pace=view.pace.keep(keys),
+    )
+
+
+def _course(view: View, world: WorldChanged) -> Course | None:
+    for member in world.members:
+        told = view.registered.get(member.worker)
+        if told is not None:
+            try:
+                return course_of(told.terms)
+            except UsageError:
+                return None
+    return None
+
+
+def _meant(view: View, target: str) -> frozenset[Key]:
+    """Return whom a drain means, by worker or node: those that are here now, not who comes later under the name."""
+    members = view.world.members if view.world else ()
+    inside = {key_of(m) for m in members if target in (m.worker, m.node)}
+    waiting = {(r.worker, r.incarnation) for r in view.registered.values() if target in (r.worker, r.node)}
+    return frozenset(inside | waiting)
+
+
+def _planned(view: View, plan: ShardsPlanned, seq: int) -> View:
+    view = dataclasses.replace(view, plan_seq=max(seq, view.plan_seq))
+    newest = view.plan is None or (plan.generation, plan.version) > (view.plan.generation, view.plan.version)
+    return dataclasses.replace(view, plan=plan) if newest else view
