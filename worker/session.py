@@ -278,6 +278,7 @@ class Session:
         self._saving.agreed(result.of)
         self._gauge.committed(number, end - first, summary.loss, len(result.of.owners))
         step.loss = summary.loss
+        step.generation = result.of.generation
         step.complete = True
         if self._shared is not None:
             self._shared.enter("user")

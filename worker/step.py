@@ -21,12 +21,14 @@ class Step:
         index: number of the step, from 0 over all epochs. A worker that was left out for a while comes back at a later one.
         complete: the gradient is in place.
         loss: global mean loss once complete; None if `backward` was never used.
+        generation: number of the world in which the step was completed, once complete.
     """
 
     def __init__(self, session: Session, index: int) -> None:
         self.index = index
         self.complete = False
         self.loss: float | None = None
+        self.generation = 0
         self._session = session
         self._slot_loss: list[torch.Tensor] = []
 
