@@ -1,6 +1,6 @@
 """Writes this worker's part of a checkpoint: chunks of the flat bytes as safetensors files, and the index.
 
-    writer.write(snapshot, checkpoint, assign(chunk_numbers(…), ring)[me])
+    writer.write(snapshot, checkpoint, assign(numbers, writers)[me], writers=writers)
     …on_written(CheckpointWritten) for each file that is durable, or once on_failed(CheckpointFailed)
 
 The cut does not depend on how many workers there are, so any number of them can write or read it. Each file is one
@@ -10,6 +10,7 @@ worker: there is no collective in a save.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import queue
 import threading
@@ -17,52 +18,32 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import structlog
 import xxhash
 
+from reknit.core import log
 from reknit.core.durable import DurableFile, make_directory
-from reknit.core.errors import StateError
 from reknit.core.events import CheckpointFailed, CheckpointWritten
 from reknit.core.layout import Index, chunk_count, chunk_span
 from reknit.core.manifest import INDEX_NUMBER, chunk_file, directory_name
+from reknit.core.manifest import assign as assign  # noqa: PLC0414 - it is part of what this module offers
 
 from .snapshot import Snapshot
 
 CHUNK_BYTES = 16 * 1024 * 1024
 _PIECE = 4 * 1024 * 1024  # hashed and written at a time; between two a cancelled write ends
-_log = structlog.get_logger(__name__)
-
-
-def chunk_numbers(total: int, chunk_bytes: int = CHUNK_BYTES) -> range:
-    """Return the numbers of all files of a state of `total` bytes: the index (-1) and the chunks (0, 1, …)."""
-    return range(INDEX_NUMBER, chunk_count(total, chunk_bytes))
-
-
-def assign(chunks: Sequence[int], workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Give each worker its part of the files: neighbouring chunks, parts as even as possible, in ring order.
-
-    The index goes with chunk 0 and does not count. Pure: every worker computes the same.
-
-    Raises:
-        StateError: there is no worker.
-    """
-    if not workers:
-        raise StateError("nobody is there to write the checkpoint")
-    data = sorted(n for n in set(chunks) if n != INDEX_NUMBER)
-    size, extra = divmod(len(data), len(workers))
-    parts: dict[str, tuple[int, ...]] = {}
-    first = 0
-    for i, worker in enumerate(workers):
-        end = first + size + (i < extra)
-        parts[worker] = tuple(data[first:end])
-        first = end
-    if INDEX_NUMBER in chunks:
-        parts[workers[0]] = (INDEX_NUMBER, *parts[workers[0]])
-    return parts
+_log = log.get("checkpoint")
 
 
 class _Cancelled(Exception):
     """The checkpoint was given up while it was written."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Order:
+    snapshot: Snapshot
+    checkpoint: str
+    writers: tuple[str, ...]
+    chunks: tuple[int, ...]
 
 
 class Writer:
@@ -92,22 +73,24 @@ class Writer:
         self._on_written = on_written
         self._on_failed = on_failed
         self.chunk_bytes = chunk_bytes
-        self._orders: queue.SimpleQueue[tuple[Snapshot, str, tuple[int, ...]] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._given_up: set[str] = set()
         self._thread: threading.Thread | None = None
 
-    def write(self, snapshot: Snapshot, checkpoint: str, chunks: Sequence[int]) -> None:
+    def write(self, snapshot: Snapshot, checkpoint: str, chunks: Sequence[int], *, writers: Sequence[str] = ()) -> None:
         """Write these files of the snapshot as part of a checkpoint; returns at once, holds the snapshot until done.
 
         Args:
             snapshot: what to write.
             checkpoint: id of the checkpoint.
             chunks: numbers of the files, -1 for the index; called again with more of them when a writer was lost.
+            writers: all who hold a copy of this state, in ring order, told to the service with each file: when one of
+                them dies, its part (by `assign`) is given to the others.
         """
         if not chunks:
             return
         snapshot.hold()
-        self._orders.put((snapshot, checkpoint, tuple(chunks)))
+        self._orders.put(_Order(snapshot, checkpoint, tuple(writers), tuple(chunks)))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
             self._thread.start()
@@ -126,55 +109,59 @@ class Writer:
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
-            snapshot, checkpoint, chunks = order
             try:
-                if checkpoint not in self._given_up:
-                    self._write(snapshot, checkpoint, chunks)
+                if order.checkpoint not in self._given_up:
+                    self._write(order)
             except _Cancelled:
-                _log.info("checkpoint cancelled while it was written", checkpoint=checkpoint)
+                _log.info("checkpoint cancelled while it was written", checkpoint=order.checkpoint)
             finally:
-                snapshot.release()
+                order.snapshot.release()
 
-    def _write(self, snapshot: Snapshot, checkpoint: str, chunks: tuple[int, ...]) -> None:
-        directory = self._root / directory_name(snapshot.step, checkpoint)
+    def _write(self, order: _Order) -> None:
+        directory = self._root / directory_name(order.snapshot.step, order.checkpoint)
         try:
             make_directory(directory)
-            for chunk in chunks:
-                written = self._write_file(directory, snapshot, checkpoint, chunk)
-                if checkpoint in self._given_up:
+            for chunk in order.chunks:
+                written = self._write_file(directory, order, chunk)
+                if order.checkpoint in self._given_up:
                     raise _Cancelled
                 self._on_written(written)
         except OSError as error:
-            if checkpoint in self._given_up:
+            if order.checkpoint in self._given_up:
                 return
-            self._given_up.add(checkpoint)
+            self._given_up.add(order.checkpoint)
             reason = f"{self._worker} cannot write to {directory}: {error.strerror or error}"
-            _log.warning("checkpoint not written", checkpoint=checkpoint, reason=reason)
+            _log.warning("checkpoint not written", checkpoint=order.checkpoint, reason=reason)
             self._on_failed(
-                CheckpointFailed(checkpoint=checkpoint, reason=reason, step=snapshot.step, worker=self._worker)
+                CheckpointFailed(
+                    checkpoint=order.checkpoint, reason=reason, step=order.snapshot.step, worker=self._worker
+                )
             )
 
-    def _write_file(self, directory: Path, snapshot: Snapshot, checkpoint: str, chunk: int) -> CheckpointWritten:
+    def _write_file(self, directory: Path, order: _Order, chunk: int) -> CheckpointWritten:
         began = time.monotonic()
+        snapshot = order.snapshot
         total = snapshot.layout.total
         name = chunk_file(chunk, self._worker)
         if chunk == INDEX_NUMBER:
             head, body = Index(layout=snapshot.layout, chunk_bytes=self.chunk_bytes).encode(), memoryview(b"")
         else:
             first, end = chunk_span(total, self.chunk_bytes, chunk)
-            head = safetensors_header(end - first, checkpoint=checkpoint, step=snapshot.step, chunk=chunk, first=first)
             body = snapshot.memory[first:end]
+            head = safetensors_header(
+                len(body), checkpoint=order.checkpoint, step=snapshot.step, chunk=chunk, first=first
+            )
         hasher = xxhash.xxh3_128()
         with DurableFile(directory / name) as file:
             for data in (memoryview(head), body):
                 for at in range(0, len(data), _PIECE):
-                    if checkpoint in self._given_up:
+                    if order.checkpoint in self._given_up:
                         raise _Cancelled
                     piece = data[at : at + _PIECE]
                     hasher.update(piece)
                     file.write(piece)
         return CheckpointWritten(
-            checkpoint=checkpoint,
+            checkpoint=order.checkpoint,
             step=snapshot.step,
             worker=self._worker,
             file=name,
@@ -185,6 +172,7 @@ class Writer:
             generation=snapshot.generation,
             chain=snapshot.chain,
             seconds=time.monotonic() - began,
+            writers=order.writers,
         )
 
 

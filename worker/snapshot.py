@@ -21,9 +21,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
-import structlog
 import torch
 
+from reknit.core import log
 from reknit.core.errors import StateError
 from reknit.core.layout import Layout
 
@@ -32,7 +32,7 @@ from .tracked import Tracked
 
 _RESERVE = 64 * 1024 * 1024  # left free for everybody else when memory is counted
 _PAGE = mmap.PAGESIZE
-_log = structlog.get_logger(__name__)
+_log = log.get("checkpoint")
 
 
 class SnapshotMemory:

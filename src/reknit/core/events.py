@@ -433,6 +433,8 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint.written"):
     generation: int = 0
     chain: int = 0
     seconds: float = 0.0
+    writers: tuple[str, ...] = ()
+    """Who holds a copy of this state, in ring order: `core.manifest.assign` among them says who writes what."""
 
 
 class CheckpointCommitted(Event, frozen=True, tag="checkpoint.committed"):

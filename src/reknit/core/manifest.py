@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 PIN = "pinned"
 INDEX_NUMBER = -1
+"""Number of a checkpoint's index file; its chunks count from 0."""
 _DIRECTORY = re.compile(r"step-(\d{8,})-([A-Za-z0-9][A-Za-z0-9_-]*)")
 _FILE = re.compile(r"(?:chunk-\d{5,}|index)-[A-Za-z0-9][A-Za-z0-9_-]*\.(?:safetensors|msgpack)")
 _READ = 4 * 1024 * 1024
@@ -148,6 +149,35 @@ def chunk_file(chunk: int, worker: str) -> str:
 def is_checkpoint_file(name: str) -> bool:
     """True for names that `chunk_file` makes."""
     return _FILE.fullmatch(name) is not None
+
+
+def file_numbers(chunks: int) -> range:
+    """Return the numbers of all files of a checkpoint: `INDEX_NUMBER`, then 0 to `chunks` - 1."""
+    return range(INDEX_NUMBER, chunks)
+
+
+def assign(numbers: Iterable[int], workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Give each worker its part of a checkpoint's files: neighbouring chunks, parts as even as possible, in ring order.
+
+    The index goes to the first worker and does not count. Pure: every worker and the service compute the same.
+
+    Raises:
+        CheckpointError: there is no worker.
+    """
+    if not workers:
+        raise CheckpointError("nobody is there to write the checkpoint")
+    wanted = set(numbers)
+    data = sorted(wanted - {INDEX_NUMBER})
+    size, extra = divmod(len(data), len(workers))
+    parts: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for i, worker in enumerate(workers):
+        end = first + size + (i < extra)
+        parts[worker] = tuple(data[first:end])
+        first = end
+    if INDEX_NUMBER in wanted:
+        parts[workers[0]] = (INDEX_NUMBER, *parts[workers[0]])
+    return parts
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
