@@ -1,0 +1,129 @@
+"""The service's process: the runner over the reducer, and the one thing it does itself: dialling.
+
+The only asyncio of this folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import os
+import secrets
+import socket
+from typing import Any
+
+from reknit.core import log
+from reknit.core.bus import Bus
+from reknit.core.errors import ReknitError
+from reknit.core.events import WorkerUnreachable
+from reknit.core.service import run_service
+
+from .decide import Dial, decide
+from .view import View
+
+NAME = "membership"
+DIALS = (0.0, 0.02, 0.08, 0.3)
+"""Seconds before each try: a dying process may still listen for a moment after its connection to the broker ended."""
+DIAL_TIMEOUT = 0.5
+"""Seconds without an answer until a host counts as not answering."""
+_UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+
+_log = log.get(NAME)
+
+
+async def main() -> None:
+    """Run the service until SIGTERM; REKNIT_ENDPOINT says where the broker is."""
+    proposer = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    dialler = Dialler(proposer)
+    try:
+        await run_service(
+            NAME,
+            initial=functools.partial(View, proposer=proposer),
+            decide=decide,
+            pulses=True,
+            disconnects=True,
+            act=dialler.act,
+            span="verdict",
+        )
+    finally:
+        await dialler.close()
+
+
+class Dialler:
+    """Dials workers that may be gone, side by side, and publishes what it learns."""
+
+    def __init__(self, observer: str) -> None:
+        self._observer = observer
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def act(self, bus: Bus, job: str, action: Any) -> None:
+        """Begin a dial; returns at once, so that many workers are dialled at the same time."""
+        task = asyncio.create_task(self._check(bus, job, action))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _check(self, bus: Bus, job: str, dial: Dial) -> None:
+        found = await check(dial.address)
+        if found is None:
+            return
+        refused, error = found
+        event = WorkerUnreachable(
+            worker=dial.worker,
+            incarnation=dial.incarnation,
+            address=dial.address,
+            refused=refused,
+            error=error,
+            observer=self._observer,
+        )
+        # Refused is final, so the first to say it says it for all; no answer may come and go.
+        unique = "refused" if refused else secrets.token_hex(6)
+        id_ = f"unreachable/{job}/{dial.worker}/{dial.incarnation}/{unique}"
+        try:
+            await bus.publish(job, event, id=id_, trace=dial.trace or None)
+        except ReknitError as problem:
+            _log.warning("dial result not published", job=job, worker=dial.worker, reason=str(problem))
+
+
+async def check(address: str) -> tuple[bool, str] | None:
+    """Dial an address a few times.
+
+    Returns:
+        (True, error) if nobody listens there any more; (False, error) if host or path do not answer; None if somebody
+        answers, or the address makes no sense, so nothing is known.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return None
+    last: tuple[bool, str] | None = None
+    for pause in DIALS:
+        await asyncio.sleep(pause)
+        last = await _dial(host.strip("[]"), int(port))
+        if last is not None:
+            return last
+    return last
+
+
+async def _dial(host: str, port: int) -> tuple[bool, str] | None:
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError as error:
+        return True, os.strerror(error.errno or errno.ECONNREFUSED)
+    except TimeoutError:
+        return False, f"no answer within {DIAL_TIMEOUT:g} s"
+    except OSError as error:
+        if error.errno in _UNREACHABLE:
+            return False, os.strerror(error.errno)
+        return None  # our own trouble, such as too many open files, says nothing about the worker
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return None

@@ -1,0 +1,56 @@
+"""When to act: many failures at once become one change of the world, a lonely certain one is acted on at once.
+
+Deaths with certain evidence wait for nothing but a targeted check that is under way and will be answered within
+milliseconds (the other workers of a node that was killed). Others wait until nothing has changed for `SETTLE`, at most
+`LONGEST`. A break of links without a death waits a little longer, for the death that may be behind it.
+"""
+
+from __future__ import annotations
+
+from .verdict import Verdict
+from .view import Record, Sight
+
+SETTLE = 0.1
+LONGEST = 3.0
+CHECK_WAIT = 0.05
+"""Seconds that a certain death waits for the answers to urgent dials."""
+RELINK = 0.15
+"""Seconds from the first report of a broken link to a new generation of the same members; doubles with each try."""
+
+
+def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
+    """True if the members that are gone shall be taken out of the world now."""
+    gone = removable(record, verdict)
+    if not gone:
+        return False
+    since = now - sight.gone_since
+    if since >= LONGEST:
+        return True
+    stable = now - sight.gone_changed >= SETTLE
+    if not verdict.certain:
+        return stable
+    staying = [m for m in record.members if m.worker not in gone]
+    if not verdict.dead and staying and all(record.is_leaving(m) for m in staying):
+        return stable  # all leave at the same step boundary: no new ring for each of them
+    return not (_checks_under_way(record, sight, verdict, now) and since < CHECK_WAIT)
+
+
+def removable(record: Record, verdict: Verdict) -> frozenset[str]:
+    """Members whose going needs a new world; once the run is complete, finishing alone does not."""
+    return frozenset(verdict.dead) if record.completed() else verdict.gone
+
+
+def _checks_under_way(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
+    lives = {m.worker: m.incarnation for m in record.members if m.worker not in verdict.gone}
+    return any(
+        check.urgent and lives.get(worker) == check.incarnation and now - check.at < CHECK_WAIT
+        for worker, check in sight.checks.items()
+    )
+
+
+def relink_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
+    """True if links broke, nobody died of it, and the same members shall link anew."""
+    if not record.breaks or verdict.dead or sight.breaks_since is None:
+        return False
+    wait: float = min(RELINK * 2 ** min(record.relinks, 8), LONGEST)
+    return now - sight.breaks_since >= wait

@@ -1,0 +1,173 @@
+"""The reducer: `decide(view, told)` takes one input and returns the new view and what shall be done.
+
+It has two halves. An input is *absorbed*: the log's events into the record, everything else into the sight. A tick
+*concludes*: verdict, end of the run, next world, targeted checks. So whatever arrived together is decided together;
+an event that may matter asks for a tick right behind it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from reknit.core.events import Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
+from reknit.core.service import Decision, Disconnected, Out, Tick, Told
+
+from .cut import CHECK_WAIT, RELINK, removable
+from .formation import JOIN_WINDOW, enough
+from .hearing import awake, disconnected, hear, is_silent, notice
+from .outcome import outcome
+from .proposal import finished, joiners, propose
+from .record import read
+from .verdict import Verdict, judge
+from .view import Check, Life, Record, Sight, View
+
+DRAIN = 0.002
+"""Seconds from an event to the decision: what was caused by the same fault comes within it."""
+ASK_AGAIN = 2.0
+"""Seconds after which a publication that did not come back from the log is asked for again."""
+RING_DIAL = 0.02
+"""Seconds from a report of a broken link until its peer is dialled, if nothing has explained it by then."""
+DIAL_AGAIN = 1.0
+"""Seconds between two checks of the same worker."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dial:
+    """Targeted check: connect to the worker's address; the app publishes `worker.unreachable` if that fails."""
+
+    worker: str
+    incarnation: int
+    address: str
+    trace: str = ""
+
+
+def decide(view: View, told: Told) -> Decision[View]:
+    """Take one input."""
+    sight = awake(view.sight, told.now)
+    view = dataclasses.replace(view, sight=sight)
+    what = told.event
+    if isinstance(what, Tick):
+        return _conclude(view, told.now)
+    if isinstance(what, Disconnected):
+        sight, lives = disconnected(view.record, sight, what.client_id, what.name, told.now)
+        view, dials = _dial(dataclasses.replace(view, sight=sight), lives, told.now, urgent=True)
+        return Decision(view, do=dials, wake=DRAIN if lives else None)
+    if isinstance(what, WorkerPulse | NodePulse):
+        return Decision(dataclasses.replace(view, sight=hear(view.record, sight, what, told.now)))
+    return _absorb(view, what, told)
+
+
+def _absorb(view: View, event: Event, told: Told) -> Decision[View]:
+    record = read(view.record, event, told.seq)
+    if record is view.record:
+        return Decision(view)
+    sight = notice(record, view.sight, event, told.now, told.trace)
+    if record.run != view.record.run:
+        sight = Sight(last=sight.last, heard=sight.heard)
+    return Decision(dataclasses.replace(view, record=record, sight=sight), wake=DRAIN)
+
+
+def _conclude(view: View, now: float) -> Decision[View]:
+    record = view.record
+    if record.spec is None:
+        return Decision(view)
+    if record.over is not None:
+        last = finished(view)
+        return _ask(view, [_world_out(view, last)] if last else [], now, "the run is over")
+    verdict = judge(record, view.sight, now)
+    view = dataclasses.replace(view, sight=_clocks(record, view.sight, verdict, now))
+    outs = [_refusal(view, life, why) for life, why in record.refusals.items() if life not in record.refused]
+    reason = ""
+    alive = [m for m in record.members if m.worker not in verdict.gone]
+    end = outcome(record, view.sight, alive, now)
+    if end is not None:
+        reason = f"{end.outcome}: {end.reason}"
+        outs.append(Out(end, id=f"finished/{view.job}/{end.run}", trace=view.sight.trace))
+    elif (world := propose(view, verdict, now)) is not None:
+        reason = world.reason
+        outs.append(_world_out(view, world))
+    decision = _ask(view, outs, now, reason)
+    view, dials = _dial(decision.state, _suspects(record, decision.state.sight, verdict, now), now, urgent=False)
+    return dataclasses.replace(decision, state=view, do=dials, wake=_alarm(view.sight, verdict, now))
+
+
+def _world_out(view: View, world: WorldChanged) -> Out:
+    return Out(
+        world,
+        id=f"world/{view.job}/{world.generation}/{view.proposer}",
+        expect_last=view.record.world_seq,
+        trace=view.sight.trace,
+    )
+
+
+def _refusal(view: View, life: Life, why: str) -> Out:
+    event = WorkerRefused(worker=life[0], incarnation=life[1], reason=why)
+    return Out(event, id=f"refused/{view.job}/{life[0]}/{life[1]}")
+
+
+def _ask(view: View, outs: list[Out], now: float, reason: str) -> Decision[View]:
+    """Ask for publications, but not twice within `ASK_AGAIN`: the first is on its way."""
+    asked = {id_: at for id_, at in view.sight.asked.items() if now - at < ASK_AGAIN}
+    new = tuple(out for out in outs if out.id not in asked)
+    asked.update({out.id: now for out in new})
+    sight = dataclasses.replace(view.sight, asked=asked)
+    return Decision(dataclasses.replace(view, sight=sight), out=new, reason=reason if new else "")
+
+
+def _clocks(record: Record, sight: Sight, verdict: Verdict, now: float) -> Sight:
+    """Note since when things are as they are; decisions that wait for something to last read it."""
+    gone = removable(record, verdict)
+    changes: dict[str, object] = {}
+    if gone != sight.gone:
+        changes.update(gone=gone, gone_changed=now, gone_since=sight.gone_since if sight.gone else now)
+    waiting = joiners(record)
+    alive = [m for m in record.members if m.worker not in verdict.gone]
+    ring = record.knit and bool(alive)
+    ready = not ring and enough(record, [*alive, *(w.member("active") for w in waiting)])
+    changes["joins_since"] = _since(sight.joins_since, bool(waiting), now)
+    changes["ready_since"] = _since(sight.ready_since, ready, now)
+    changes["ringless_since"] = _since(sight.ringless_since, not ring, now)
+    changes["stop_since"] = _since(sight.stop_since, record.stop is not None, now)
+    return dataclasses.replace(sight, **changes)  # type: ignore[arg-type]
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    return (now if before is None else before) if holds else None
+
+
+def _suspects(record: Record, sight: Sight, verdict: Verdict, now: float) -> tuple[Life, ...]:
+    """Suspects that a dial may clear up: silent ones, and those whose ring link broke without an explanation."""
+    found = []
+    for worker in verdict.suspect:
+        known = record.workers.get(worker)
+        at = sight.noticed.get(("ring", worker))
+        broken = at is not None and now - at >= RING_DIAL and not verdict.dead
+        if known is not None and (broken or is_silent(sight, worker, now)):
+            found.append(known.life)
+    return tuple(found)
+
+
+def _dial(view: View, lives: tuple[Life, ...], now: float, *, urgent: bool) -> tuple[View, tuple[Dial, ...]]:
+    """Ask for dials, not more than one a life and second."""
+    checks, dials = dict(view.sight.checks), []
+    for worker, incarnation in lives:
+        before, known = checks.get(worker), view.record.workers[worker]
+        again = before is not None and before.incarnation == incarnation and now - before.at < DIAL_AGAIN
+        if again and (not urgent or (before is not None and before.urgent)):
+            continue
+        checks[worker] = Check(incarnation, now, urgent)
+        dials.append(Dial(worker, incarnation, known.address, view.sight.trace))
+    return dataclasses.replace(view, sight=dataclasses.replace(view.sight, checks=checks)), tuple(dials)
+
+
+def _alarm(sight: Sight, verdict: Verdict, now: float) -> float | None:
+    """Seconds until something is due that must not wait for the next regular tick."""
+    due = []
+    if verdict.gone:
+        due += [check.at + CHECK_WAIT for check in sight.checks.values() if check.urgent]
+    if sight.breaks_since is not None and not verdict.dead:
+        due += [sight.breaks_since + RING_DIAL, sight.breaks_since + RELINK]
+    if sight.joins_since is not None:
+        due.append(sight.joins_since + JOIN_WINDOW)
+    later = [at - now for at in due if at > now]
+    return min(later) + 0.001 if later else None

@@ -1,0 +1,94 @@
+"""When a ring may begin, who is in it, whether it may run, and how many workers each node shall keep.
+
+A ring begins when all expected workers are there, or when the minimum of nodes is there and `last_call` has passed.
+That holds for the first world of a run and again whenever nobody is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from reknit.core.events import JobSubmitted, Member
+
+from .ring_order import first_order, natural, next_order
+from .view import Record, Sight, Worker
+
+JOIN_WINDOW = 0.1
+"""Seconds that a joiner waits for others, so that several come in with one world."""
+QUIET_AFTER_WORLD = 0.3
+"""Seconds after a world change in which joiners wait longer."""
+
+
+def nodes_of(members: Collection[Member] | Collection[Worker]) -> frozenset[str]:
+    """Distinct nodes of members or workers."""
+    return frozenset(m.node for m in members)
+
+
+def enough(record: Record, members: Collection[Member] | Collection[Worker]) -> bool:
+    """True if the minimum of nodes is there with at least one worker each."""
+    return record.spec is not None and len(members) > 0 and len(nodes_of(members)) >= record.spec.min_nodes
+
+
+def is_complete(record: Record, workers: Collection[Worker]) -> bool:
+    """True if all workers that are expected have registered: nobody is waited for."""
+    spec = record.spec
+    if spec is None or not workers:
+        return False
+    if record.world is not None and record.world.status == "paused" and record.began:
+        # Everybody was lost: those nodes that are still there send their workers again, no others are due.
+        there = [node for node in record.nodes.values() if not node.left]
+        return len(workers) >= sum(node.nproc for node in there) > 0 or len(workers) >= record.most_active
+    return len(workers) >= record.most_active + spec.spares
+
+
+def may_begin(record: Record, sight: Sight, workers: Collection[Worker], now: float) -> bool:
+    """True if a ring may begin with these workers now."""
+    if not enough(record, workers) or record.spec is None:
+        return False
+    since = sight.ready_since
+    return is_complete(record, workers) or (since is not None and now - since >= record.spec.last_call)
+
+
+def joins_due(sight: Sight, now: float) -> bool:
+    """True if the joiners that wait have waited long enough for others."""
+    since = sight.joins_since
+    return since is not None and now >= max(since + JOIN_WINDOW, sight.world_at + QUIET_AFTER_WORLD)
+
+
+def members_without(record: Record, gone: Collection[str], *, joiners: Sequence[Worker]) -> tuple[Member, ...]:
+    """Members of the next world in ring order."""
+    stay = [m for m in record.members if m.worker not in gone]
+    if not stay:
+        return first_order(joiners, record.most_active)
+    current = {w.worker for w in record.workers.values() if w.current}
+    return next_order(record.members, gone, joiners, record.most_active, current)
+
+
+def status_of(record: Record, members: Collection[Member]) -> tuple[Literal["running", "paused"], str]:
+    """Status of a world of these members, and what is awaited if it is paused."""
+    spec = record.spec
+    if spec is None or enough(record, members) or (record.completed() and members):
+        return "running", ""
+    return "paused", awaiting(spec, members)
+
+
+def awaiting(spec: JobSubmitted, members: Collection[Member]) -> str:
+    """Say what is missing."""
+    have = sorted(nodes_of(members), key=natural)
+    missing = max(spec.min_nodes - len(have), 1)
+    there = (
+        f"{', '.join(have)} is there" if len(have) == 1 else f"{', '.join(have)} are there" if have else "none is there"
+    )
+    return f"{missing} more node{'s' if missing > 1 else ''} with a worker (at least {spec.min_nodes}; {there})"
+
+
+def targets(record: Record, unusable: Collection[str]) -> dict[str, int]:
+    """Node -> workers its agent shall keep: spread evenly over the nodes; empty when the job was never scaled."""
+    if record.scaled is None or record.spec is None:
+        return {}
+    there = [n.node for n in record.nodes.values() if not n.left and not n.draining and n.node not in unusable]
+    if not there:
+        return {}
+    base, extra = divmod(record.scaled + record.spec.spares, len(there))
+    return {node: base + (i < extra) for i, node in enumerate(sorted(there, key=natural))}

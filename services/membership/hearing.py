@@ -1,0 +1,168 @@
+"""What this process hears and sees, folded into the sight; and whether its own ears can be trusted.
+
+Two ways of being deaf must never look like others being dead: the broker is away, so nobody is heard (`is_deaf`); and
+this process itself did not run for a while, so everything is late (`hear` starts the windows anew after such a gap).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from reknit.core.events import Event, NodePulse, RingBroken, WorkerPulse, WorkerStuck, WorkerUnreachable, WorldChanged
+
+from .lives import put
+from .phi import EVIDENCE, SLOW, Window
+from .view import Life, Record, Sight, node_key
+
+EARS = 0.75
+"""Seconds without any heartbeat of anybody after which the fault is ours: three intervals."""
+GAP = 0.6
+"""Seconds between two inputs (ticks come at 10 Hz) after which this process was not running."""
+NEW_MEMBER = Window(0.0, expected=1.0)
+"""A member that was never heard: its first heartbeat may take a second or two."""
+
+
+def awake(sight: Sight, now: float) -> Sight:
+    """Note that an input came; after a gap of our own all windows begin anew."""
+    if sight.last and now - sight.last > GAP:
+        return dataclasses.replace(sight, last=now, heard=now, streams=_anchored(sight, now))
+    return dataclasses.replace(sight, last=now)
+
+
+def is_deaf(sight: Sight, now: float) -> bool:
+    """True if nobody at all is heard: then silence says nothing about anybody."""
+    return now - sight.heard > EARS
+
+
+def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: float) -> Sight:
+    """Fold one heartbeat in."""
+    if is_deaf(sight, now):  # hearing again: those that are still on their way back get the time to come
+        sight = dataclasses.replace(sight, streams=_anchored(sight, now))
+    sight = dataclasses.replace(sight, heard=now)
+    if isinstance(pulse, NodePulse):
+        return _heard_from(sight, node_key(pulse.node), now)
+    known = record.workers.get(pulse.worker)
+    if known is None or known.incarnation != pulse.incarnation:
+        return sight  # not in yet, or the last words of an earlier life
+    before = sight.working.get(pulse.worker)
+    busy = pulse.phase in ("compute", "user")
+    same = before is not None and before[:2] == (pulse.incarnation, pulse.step)
+    since = before[2] if before is not None and same else now - pulse.in_phase
+    working = dict(sight.working)
+    working.pop(pulse.worker, None)
+    if busy:
+        working[pulse.worker] = (pulse.incarnation, pulse.step, since)
+    sight = dataclasses.replace(sight, working=working, pulses=put(sight.pulses, pulse.worker, pulse))
+    return _heard_from(sight, pulse.worker, now)
+
+
+def _heard_from(sight: Sight, key: str, now: float) -> Sight:
+    window = sight.streams.get(key)
+    streams = put(sight.streams, key, window.heard(now) if window else Window(now))
+    disconnected = sight.disconnected
+    if key in disconnected:
+        disconnected = {k: at for k, at in disconnected.items() if k != key}
+    return dataclasses.replace(sight, streams=streams, disconnected=disconnected)
+
+
+def _anchored(sight: Sight, now: float) -> dict[str, Window]:
+    return {key: window.anchored(now) for key, window in sight.streams.items()}
+
+
+def notice(record: Record, sight: Sight, event: Event, now: float, trace: str) -> Sight:
+    """Note when something of the log was heard; `record` has the event in it already."""
+    if isinstance(event, WorldChanged):
+        return _new_world(record, sight, event, now)
+    if isinstance(event, RingBroken) and event in record.breaks:
+        since = now if sight.breaks_since is None else sight.breaks_since
+        noticed = sight.noticed
+        if ("ring", event.peer) not in noticed:
+            noticed = put(noticed, ("ring", event.peer), now)
+        sight = dataclasses.replace(sight, breaks_since=since, noticed=noticed)
+    elif isinstance(event, WorkerStuck):
+        sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("frozen", event.worker), now))
+    elif isinstance(event, WorkerUnreachable):
+        sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("unreachable", event.worker), now))
+    return dataclasses.replace(sight, trace=trace) if trace and not sight.trace else sight
+
+
+def _new_world(record: Record, sight: Sight, event: WorldChanged, now: float) -> Sight:
+    if record.world is not event:
+        return sight
+    streams = dict(sight.streams)
+    for member in event.members:
+        pulse = sight.pulses.get(member.worker)
+        if member.worker not in streams or (pulse and pulse.incarnation != member.incarnation):
+            streams[member.worker] = NEW_MEMBER.anchored(now)
+    names = {m.worker for m in event.members}
+    return dataclasses.replace(
+        sight,
+        streams={k: w for k, w in streams.items() if k.startswith("@") or k in names},
+        pulses={k: p for k, p in sight.pulses.items() if k in names},
+        working={k: w for k, w in sight.working.items() if k in names},
+        checks={k: c for k, c in sight.checks.items() if k in names},
+        noticed={k: at for k, at in sight.noticed.items() if k[0] != "ring" and k[1] in names},
+        world_at=now,
+        breaks_since=None,
+        joins_since=None,
+        ready_since=None,
+        gone=frozenset(),
+        trace="",
+    )
+
+
+def disconnected(record: Record, sight: Sight, client_id: int, name: str, now: float) -> tuple[Sight, tuple[Life, ...]]:
+    """Fold a disconnect notice in; return the lives whose addresses must be dialled now.
+
+    A connection is known by the client id that its owner registered, or, after a reconnect, by its name.
+    """
+    gone = dict(sight.disconnected)
+    to_check: list[Life] = []
+    for worker in record.workers.values():
+        if worker.life in record.endings:
+            continue
+        node = record.nodes.get(worker.node)
+        if _is(worker.client_id, worker.worker, client_id, name):
+            gone[worker.worker] = now
+            to_check.append(worker.life)
+        elif node is not None and _is(node.client_id, node.node, client_id, name):
+            gone[node_key(node.node)] = now
+            to_check.append(worker.life)
+    return dataclasses.replace(sight, disconnected=gone), tuple(to_check)
+
+
+def _is(known_id: int, known_name: str, client_id: int, name: str) -> bool:
+    return (known_id != 0 and known_id == client_id) or name.rpartition("/")[2] == known_name
+
+
+def phi_of(sight: Sight, key: str, now: float) -> float:
+    """Phi of a stream; 0 if it was never heard or nobody is."""
+    window = sight.streams.get(key)
+    return 0.0 if window is None or is_deaf(sight, now) else window.phi(now)
+
+
+def is_silent(sight: Sight, key: str, now: float) -> bool:
+    """True if the silence of this stream is evidence."""
+    return phi_of(sight, key, now) >= EVIDENCE
+
+
+def is_slow(sight: Sight, key: str, now: float) -> bool:
+    """True if its heartbeats are late: worth a note, nothing more."""
+    return phi_of(sight, key, now) >= SLOW
+
+
+def node_is_gone(sight: Sight, node: str, now: float) -> bool:
+    """True if the node's agent is disconnected or silent."""
+    return node_key(node) in sight.disconnected or is_silent(sight, node_key(node), now)
+
+
+def spoke_since(record: Record, sight: Sight, worker: str, at: float) -> bool:
+    """True if this life of the worker was heard after `at`."""
+    window, pulse, known = sight.streams.get(worker), sight.pulses.get(worker), record.workers.get(worker)
+    return (
+        window is not None
+        and pulse is not None
+        and known is not None
+        and pulse.incarnation == known.incarnation
+        and window.last > at
+    )

@@ -1,0 +1,291 @@
+"""Lives of workers, folded from the log: forked, registered, refused, leaving, finished, failed, gone.
+
+A *life* is a worker id with its incarnation. `FOLDS` maps each worker event to the function that folds it; `record`
+dispatches to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from reknit.core.events import (
+    Event,
+    Terms,
+    WorkerCaughtUp,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerLeaving,
+    WorkerRefused,
+    WorkerRegistered,
+    WorkerStarted,
+    WorkerStuck,
+    WorkerUnreachable,
+)
+
+from .evidence import observe
+from .terms import difference
+from .view import Ending, Failure, Life, Record, Started, Worker
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_KEPT_FAILURES = 256
+_RUNS = frozenset("RSI")
+"""Kernel process states of a process that runs or could: running, sleeping, idle."""
+
+
+def put(mapping: Mapping[K, V], key: K, value: V) -> dict[K, V]:
+    """Return the mapping with one entry more or changed."""
+    return {**mapping, key: value}
+
+
+def end(record: Record, life: Life, ending: Ending) -> Record:
+    """Return the record with one life ended."""
+    return dataclasses.replace(record, endings=put(record.endings, life, ending))
+
+
+def _alive(record: Record, worker: str, incarnation: int) -> Worker | None:
+    """Return the registered worker if this very life goes on."""
+    known = record.workers.get(worker)
+    if known is None or known.incarnation != incarnation or known.life in record.endings:
+        return None
+    return known
+
+
+def _change(record: Record, worker: Worker, **changes: Any) -> Record:
+    changed = dataclasses.replace(worker, **changes)
+    return dataclasses.replace(record, workers=put(record.workers, worker.worker, changed))
+
+
+def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
+    if not record.open:
+        return record
+    known = record.workers.get(event.worker)
+    if known is not None and known.incarnation < event.incarnation and known.life not in record.endings:
+        detail = f"its agent started it anew (pid {event.pid})"
+        record = end(record, known.life, Ending("died", observe("join", event.worker, event.node, detail), known.node))
+    started = Started(event.worker, event.incarnation, event.node)
+    return dataclasses.replace(
+        record, started=put(record.started, event.worker, started), drains=record.drains - {event.worker}
+    )
+
+
+def _registered(record: Record, event: WorkerRegistered, seq: int) -> Record:
+    life = (event.worker, event.incarnation)
+    known = record.workers.get(event.worker)
+    if record.spec is None or life in record.refusals:
+        return record
+    if known is not None and known.life == life and (known.pid, known.address) == (event.pid, event.address):
+        return _again(record, known, event, seq)
+    if life in record.endings:
+        return record
+    reason = _unwelcome(record, known, event)
+    if reason:
+        return dataclasses.replace(record, refusals=put(record.refusals, life, reason))
+    if known is not None and known.life not in record.endings:
+        detail = f"incarnation {event.incarnation} registered under its id"
+        evidence = observe("join", event.worker, event.worker, detail)
+        record = end(record, known.life, Ending("died", evidence, known.node))
+    record = _retire_address(record, event)
+    worker = Worker(
+        worker=event.worker,
+        incarnation=event.incarnation,
+        node=event.node,
+        pid=event.pid,
+        address=event.address,
+        client_id=event.client_id,
+        has_state_of=event.has_state_of,
+        seq=seq,
+    )
+    return dataclasses.replace(
+        record,
+        terms=record.terms or event.terms,
+        workers=put(record.workers, event.worker, worker),
+        drains=record.drains - {event.worker},
+    )
+
+
+def _unwelcome(record: Record, known: Worker | None, event: WorkerRegistered) -> str:
+    """Why this registration must not be let in; empty if it may."""
+    if event.run != record.run:
+        return f"it belongs to run {event.run}, the job is in run {record.run}"
+    alive = known is not None and known.life not in record.endings
+    if known is not None and alive and event.incarnation <= known.incarnation:
+        return (
+            f"the id {event.worker} is taken by pid {known.pid} on {known.node} at {known.address} "
+            f"(incarnation {known.incarnation})"
+        )
+    return difference(record.terms, event.terms) if record.terms is not None else ""
+
+
+def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> Record:
+    """The same process registers once more: back after an eviction, or its connection is new."""
+    ending = record.endings.get(known.life)
+    if ending is None:
+        return _change(record, known, client_id=event.client_id)
+    if ending.how != "evicted":
+        return record
+    back = {life: e for life, e in record.endings.items() if life != known.life}
+    record = dataclasses.replace(record, endings=back)
+    return _change(
+        record,
+        known,
+        client_id=event.client_id,
+        has_state_of=event.has_state_of,
+        seq=seq,
+        current=False,
+        frozen="",
+        unreachable="",
+    )
+
+
+def _retire_address(record: Record, event: WorkerRegistered) -> Record:
+    """Whoever had the address before is gone: two processes cannot listen there."""
+    for other in record.workers.values():
+        if other.address == event.address and other.worker != event.worker and other.life not in record.endings:
+            evidence = observe(
+                "join", other.worker, event.worker, f"its address {other.address} is now {event.worker}'s"
+            )
+            record = end(record, other.life, Ending("died", evidence, other.node))
+    return record
+
+
+def _refused(record: Record, event: WorkerRefused, _seq: int) -> Record:
+    return dataclasses.replace(record, refused=record.refused | {(event.worker, event.incarnation)})
+
+
+def _of_this_run(record: Record, life: Life) -> bool:
+    """True if the process was forked or let in during this run; late news of an earlier run's processes is not ours."""
+    forked, known = record.started.get(life[0]), record.workers.get(life[0])
+    return (
+        life in record.endings
+        or (forked is not None and forked.incarnation == life[1])
+        or (known is not None and known.life == life)
+    )
+
+
+def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
+    life = (event.worker, event.incarnation)
+    before = record.endings.get(life)
+    if not record.open or not _of_this_run(record, life) or (before is not None and before.code is not None):
+        return record
+    worker = _alive(record, *life)
+    known = record.workers.get(event.worker)
+    registered = known is not None and known.life == life
+    asked = record.stop is not None or (worker is not None and record.is_leaving(worker.member("active")))
+    polite = (
+        event.expected
+        or asked
+        or (event.code == 0 and not registered)  # a script that never joined the ring and ended well
+        or (before is not None and before.how in ("finished", "left"))
+    )
+    if not polite:
+        record = dataclasses.replace(record, restarts=record.restarts + 1)
+        if not any((f.worker, f.incarnation) == life for f in record.failures):
+            record = _fail(record, life, how_it_ended(event), event.last_step, registered=registered, log=event.log)
+    if before is not None:
+        return end(record, life, dataclasses.replace(before, code=event.code))
+    evidence = observe("exit", event.worker, f"agent of {event.node}", f"its agent reaped it ({how_it_ended(event)})")
+    return end(record, life, Ending("left" if polite else "died", evidence, event.node, code=event.code))
+
+
+def how_it_ended(event: WorkerExited) -> str:
+    """Say how a process ended: signal, memory, exit code, and its last words."""
+    if event.code < 0 or event.signal:
+        text = f"signal {-event.code}" if event.code < 0 else f"signal {event.signal}"
+        return text + (", out of memory" if event.out_of_memory else "")
+    text = f"exit code {event.code}"
+    last = [line for line in event.stderr_tail.splitlines() if line.strip()]
+    return f"{text}: {last[-1].strip()}" if event.code and last else text
+
+
+def _failed(record: Record, event: WorkerFailed, _seq: int) -> Record:
+    life = (event.worker, event.incarnation)
+    if not record.open or life in record.endings or not _of_this_run(record, life):
+        return record
+    lines = [line for line in event.traceback.splitlines() if line.strip()]
+    text = lines[-1].strip() if lines else event.error
+    worker = _alive(record, *life)
+    record = _fail(record, life, text, event.step, registered=worker is not None, raised=True)
+    if worker is None:
+        return record  # its exit follows and ends it
+    evidence = observe("exit", event.worker, event.worker, f"its script raised {text}")
+    return end(record, life, Ending("died", evidence, worker.node))
+
+
+def _fail(
+    record: Record, life: Life, text: str, step: int, *, registered: bool, raised: bool = False, log: str = ""
+) -> Record:
+    failure = Failure(
+        worker=life[0],
+        incarnation=life[1],
+        text=text,
+        step=step if step >= 0 else record.committed,
+        raised=raised,
+        registered=registered,
+        log=log,
+        committed=record.committed,
+    )
+    return dataclasses.replace(record, failures=(*record.failures, failure)[-_KEPT_FAILURES:])
+
+
+def _leaving(record: Record, event: WorkerLeaving, _seq: int) -> Record:
+    worker = _alive(record, event.worker, event.incarnation)
+    return _change(record, worker, leaving=True) if worker else record
+
+
+def _caught_up(record: Record, event: WorkerCaughtUp, _seq: int) -> Record:
+    worker = _alive(record, event.worker, event.incarnation)
+    return _change(record, worker, current=True) if worker else record
+
+
+def _finished(record: Record, event: WorkerFinished, _seq: int) -> Record:
+    worker = _alive(record, event.worker, event.incarnation)
+    if worker is None or not record.open:
+        return record
+    asked = record.stop is not None or record.is_leaving(worker.member("active"))
+    complete = not asked or (record.terms is not None and event.step >= steps_of(record.terms) - 1)
+    evidence = observe("leave", event.worker, event.worker, f"it finished at step {event.step}")
+    ending = Ending("finished", evidence, worker.node, complete=complete, step=event.step, state_hash=event.state_hash)
+    return end(record, worker.life, ending)
+
+
+def steps_of(terms: Terms) -> int:
+    """Steps of the whole run."""
+    batch = max(1, terms.slots * terms.micro_batch)
+    return -(-terms.samples // batch) * terms.epochs
+
+
+def _stuck(record: Record, event: WorkerStuck, _seq: int) -> Record:
+    worker = _alive(record, event.worker, event.incarnation)
+    frozen = "" if event.state[:1] in _RUNS else event.state
+    return _change(record, worker, frozen=frozen) if worker else record
+
+
+def _unreachable(record: Record, event: WorkerUnreachable, _seq: int) -> Record:
+    worker = _alive(record, event.worker, event.incarnation)
+    if worker is None or worker.address != event.address:
+        return record
+    if not event.refused:
+        return _change(record, worker, unreachable=event.error or "no answer")
+    detail = f"nobody listens at {event.address} any more"
+    asked = record.stop is not None or record.is_leaving(worker.member("active"))
+    evidence = observe("refused", event.worker, event.observer, detail)
+    return end(record, worker.life, Ending("left" if asked else "died", evidence, worker.node))
+
+
+FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
+    WorkerStarted: _started,
+    WorkerRegistered: _registered,
+    WorkerRefused: _refused,
+    WorkerExited: _exited,
+    WorkerFailed: _failed,
+    WorkerLeaving: _leaving,
+    WorkerCaughtUp: _caught_up,
+    WorkerFinished: _finished,
+    WorkerStuck: _stuck,
+    WorkerUnreachable: _unreachable,
+}

@@ -1,0 +1,173 @@
+"""The next world, if one is due: `propose(view, verdict, now)`.
+
+Two situations. While a ring exists, a reason is needed: members gone, links broken, joiners, another number of workers
+wanted. While none exists (the run begins, or everybody was lost) the ring may begin when `formation.may_begin` says so,
+and until then it is announced as paused, with what is awaited. Every registered worker is in the next world, whatever
+that world is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reknit.core.events import Evidence, Member, WorldChanged
+
+from . import words
+from .cut import gone_due, relink_due, removable
+from .evidence import observe
+from .formation import joins_due, may_begin, members_without, status_of, targets
+from .hearing import node_is_gone
+from .ring_order import first_order, route_round
+from .verdict import Verdict
+from .view import Record, Sight, View, Worker
+
+ANNOUNCE_EVERY = 1.0
+"""Seconds between two announcements of a paused world in which only the waiting changed."""
+
+
+def propose(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
+    """Return the next world if one is due."""
+    record, sight = view.record, view.sight
+    if not record.open:
+        return None
+    staying = [m for m in record.members if m.worker not in verdict.gone]
+    waiting = joiners(record)
+    if staying and record.knit:
+        return _next(view, verdict, staying, waiting, now)
+    if record.completed() or record.stop is not None:
+        return None  # the run only ends
+    there = [*(record.workers[m.worker] for m in staying), *waiting]
+    if may_begin(record, sight, there, now):
+        return _first(view, verdict, there, now)
+    return _announce(view, verdict, there, now)
+
+
+def joiners(record: Record) -> tuple[Worker, ...]:
+    """Workers that wait to be let in and may be: not on their way out, and not when the run only ends."""
+    if record.completed() or record.stop is not None:
+        return ()
+    return tuple(w for w in record.waiting() if not record.is_leaving(w.member("active")))
+
+
+def _next(
+    view: View, verdict: Verdict, staying: Sequence[Member], waiting: Sequence[Worker], now: float
+) -> WorldChanged | None:
+    """A world that follows while a ring exists."""
+    record, sight = view.record, view.sight
+    assert record.world is not None
+    relink = relink_due(record, sight, verdict, now)
+    wanted = _targets(record, sight, staying, now)
+    scale = wanted != record.world.targets and not record.completed()
+    promote = not removable(record, verdict) and members_without(record, (), joiners=()) != record.members
+    join = bool(waiting) and joins_due(sight, now)
+    if not (relink or scale or promote or join or gone_due(record, sight, verdict, now)):
+        return None
+    members = members_without(record, verdict.gone, joiners=waiting)
+    clauses = words.why_gone(record, verdict)
+    evidence: list[Evidence] = []
+    if relink and not clauses:
+        clauses.append(words.why_relinked(record))
+        evidence = [observe("ring", b.peer, b.worker, b.error) for b in record.breaks]
+        members, rerouted = route_round(members, links_with_this_break(record))
+        clauses += [rerouted] if rerouted else []
+    if scale:
+        clauses.append(f"scaled to {words.count(record.scaled or 0, 'worker')}")
+    clauses += words.why_promoted(record.members, members) + words.why_joined(waiting, members)
+    return _world(view, verdict, members, clauses, evidence=evidence, targets_=wanted)
+
+
+def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
+    """How often each link broke while both ends lived, the present break included."""
+    first = record.breaks[0]
+    low, high = sorted((first.worker, first.peer))
+    return {**record.links, (low, high): record.links.get((low, high), 0) + 1}
+
+
+def _first(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged:
+    """The world in which a ring begins."""
+    record = view.record
+    members = first_order(there, record.most_active)
+    expected = record.most_active + (record.spec.spares if record.spec else 0)
+    begins = "the ring begins again" if record.began else "the ring begins"
+    clauses = [*words.why_gone(record, verdict), f"{begins}: {len(there)} of {expected} workers registered"]
+    return _world(view, verdict, members, clauses, targets_=_targets(record, view.sight, members, now))
+
+
+def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged | None:
+    """A paused world, when everybody was lost, or when too few have come for a while."""
+    record, sight = view.record, view.sight
+    members = first_order(there, record.most_active)
+    clauses = words.why_gone(record, verdict)
+    if removable(record, verdict):
+        due = gone_due(record, sight, verdict, now)
+        return _world(view, verdict, members, clauses, paused=True) if due else None
+    patience = record.spec.last_call if record.spec else 0.0
+    since = sight.ringless_since
+    if since is None or now - since < patience or now - sight.world_at < ANNOUNCE_EVERY:
+        return None
+    status, awaiting = status_of(record, members)
+    world = record.world
+    if status == "running" or (world is not None and (world.members, world.awaiting) == (members, awaiting)):
+        return None
+    return _world(view, verdict, members, clauses, paused=True)
+
+
+def finished(view: View) -> WorldChanged | None:
+    """The last world of a run that is over: who took part at the end, so that nobody thinks itself evicted."""
+    record = view.record
+    if record.over is None or record.world is None or record.world.status == "finished":
+        return None
+    return WorldChanged(
+        generation=record.generation + 1,
+        run=record.run,
+        status="finished",
+        members=record.members,
+        reason=f"the run {record.over.outcome}: {record.over.reason}" if record.over.reason else record.over.outcome,
+        decided_by=view.proposer,
+        restarts=record.restarts,
+    )
+
+
+def _world(
+    view: View,
+    verdict: Verdict,
+    members: Sequence[Member],
+    clauses: Sequence[str],
+    *,
+    evidence: Sequence[Evidence] = (),
+    targets_: Mapping[str, int] | None = None,
+    paused: bool = False,
+) -> WorldChanged:
+    """Make the event; `clauses` say what happened, the outlook is added; without `targets_` the last ones stay."""
+    record = view.record
+    status, awaiting = status_of(record, members)
+    if paused and status == "running":  # enough are there, but others are still expected
+        status, awaiting = "paused", "the last call for more workers to end"
+    before = {(m.worker, m.incarnation) for m in record.members}
+    after = {(m.worker, m.incarnation) for m in members}
+    added = tuple(m.worker for m in members if (m.worker, m.incarnation) not in before)
+    dead = [e for about in verdict.dead.values() for e in about]
+    last = record.world.targets if record.world else {}
+    outlook = words.outlook(members, status, awaiting, goes_on=record.knit and len(added) < len(members))
+    return WorldChanged(
+        generation=record.generation + 1,
+        run=record.run,
+        status=status,
+        members=tuple(members),
+        reason="; ".join([*clauses, outlook]),
+        evidence=(*dead, *evidence, *(observe("join", name, name, "registered", certain=False) for name in added)),
+        decided_by=view.proposer,
+        removed=tuple(m.worker for m in record.members if (m.worker, m.incarnation) not in after),
+        added=added,
+        awaiting=awaiting,
+        leaving=tuple(m.worker for m in members if record.is_leaving(m)),
+        targets=dict(last if targets_ is None else targets_),
+        restarts=record.restarts,
+    )
+
+
+def _targets(record: Record, sight: Sight, staying: Sequence[Member], now: float) -> dict[str, int]:
+    """Targets per node; a node whose agent is gone gets none unless its workers live on."""
+    held = {m.node for m in staying}
+    unusable = [n for n in record.nodes if n not in held and node_is_gone(sight, n, now)]
+    return targets(record, unusable)

@@ -1,0 +1,178 @@
+"""The log, folded: `read(record, event, seq)` returns the record with one more event in it.
+
+Only what is on the log comes in here, in the log's order, so every reader of the log holds the same record. Events of
+another run, of a life that is over or of a past generation leave it unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from reknit.core.events import (
+    AgentJoined,
+    AgentLeft,
+    CheckpointRestored,
+    DrainAsked,
+    Event,
+    JobFinished,
+    JobScaled,
+    JobStopAsked,
+    JobSubmitted,
+    RingBroken,
+    RingRecovered,
+    StepsCommitted,
+    WorldChanged,
+)
+
+from . import lives
+from .evidence import observe
+from .lives import end, put
+from .view import Ending, Life, Node, Record
+
+
+def read(record: Record, event: Event, seq: int) -> Record:
+    """Return the record after one event of the job's log."""
+    fold = _FOLDS.get(type(event))
+    return fold(record, event, seq) if fold else record
+
+
+# ------------------------------------------------------------------------------------------------------------ job
+
+
+def _submitted(record: Record, event: JobSubmitted, _seq: int) -> Record:
+    if record.open or event.run == record.run:
+        return record
+    # Members of an earlier run are forgotten; the generation goes on, it is the fencing token of all runs.
+    return Record(spec=event, generation=record.generation, world_seq=record.world_seq)
+
+
+def _scaled(record: Record, event: JobScaled, _seq: int) -> Record:
+    return dataclasses.replace(record, scaled=max(0, event.workers)) if record.open else record
+
+
+def _drain(record: Record, event: DrainAsked, _seq: int) -> Record:
+    if not record.open:
+        return record
+    node = record.nodes.get(event.target)
+    if node is not None:
+        draining = dataclasses.replace(node, draining=True)
+        return dataclasses.replace(record, nodes=put(record.nodes, node.node, draining))
+    return dataclasses.replace(record, drains=record.drains | {event.target})
+
+
+def _stop(record: Record, event: JobStopAsked, _seq: int) -> Record:
+    if not record.open or (record.stop is not None and not event.at_once):
+        return record
+    return dataclasses.replace(record, stop=event)
+
+
+def _over(record: Record, event: JobFinished, _seq: int) -> Record:
+    return dataclasses.replace(record, over=event) if record.open and event.run == record.run else record
+
+
+# ----------------------------------------------------------------------------------------------------------- node
+
+
+def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
+    if event.run != record.run:
+        return record
+    node = Node(event.node, event.nproc, event.client_id, seq)
+    return dataclasses.replace(record, nodes=put(record.nodes, event.node, node))
+
+
+def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
+    node = record.nodes.get(event.node)
+    if node is not None:
+        record = dataclasses.replace(record, nodes=put(record.nodes, event.node, dataclasses.replace(node, left=True)))
+    detail = f"agent of {event.node} left" + (f": {event.reason}" if event.reason else "")
+    going: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
+    going += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
+    for life, where in going:
+        if where == event.node and life not in record.endings:
+            evidence = observe("leave", life[0], event.node, detail)
+            record = end(record, life, Ending("left", evidence, event.node))
+    return record
+
+
+# ------------------------------------------------------------------------------------------------ ring, world, steps
+
+
+def _broken(record: Record, event: RingBroken, _seq: int) -> Record:
+    now = {(m.worker, m.incarnation) for m in record.members}
+    names = {m.worker for m in record.members}
+    if event.generation != record.generation or (event.worker, event.incarnation) not in now:
+        return record
+    if event.peer not in names or event.peer == event.worker:
+        return record
+    return dataclasses.replace(record, breaks=(*record.breaks, event))
+
+
+def _recovered(record: Record, event: RingRecovered, _seq: int) -> Record:
+    return dataclasses.replace(record, relinks=0) if event.generation == record.generation else record
+
+
+def _committed(record: Record, event: StepsCommitted, _seq: int) -> Record:
+    if event.run != record.run:
+        return record
+    relinks = 0 if event.generation == record.generation else record.relinks
+    return dataclasses.replace(record, began=True, committed=max(record.committed, event.last + 1), relinks=relinks)
+
+
+def _restored(record: Record, event: CheckpointRestored, _seq: int) -> Record:
+    return dataclasses.replace(record, committed=event.step) if event.run == record.run else record
+
+
+def _world(record: Record, event: WorldChanged, seq: int) -> Record:
+    if event.generation <= record.generation:
+        return dataclasses.replace(record, world_seq=max(seq, record.world_seq))
+    before = record.members
+    record = dataclasses.replace(record, generation=event.generation, world_seq=seq)
+    if event.run != record.run:
+        return record
+    record = _count_break(record, event)
+    now = {(m.worker, m.incarnation) for m in event.members}
+    for member in before:
+        life = (member.worker, member.incarnation)
+        if life not in now and life not in record.endings:
+            about = [e for e in event.evidence if e.about == member.worker]
+            evidence = about[0] if about else observe("join", member.worker, event.decided_by, event.reason)
+            record = end(record, life, Ending("evicted", evidence, member.node))
+    old = {(m.worker, m.incarnation) for m in before}
+    kept = [w for w in record.workers.values() if w.current and w.life in old and w.life in now]
+    if not kept:  # nobody has state: all begin together, from a checkpoint or from fresh weights
+        workers = {
+            name: dataclasses.replace(w, current=True) if w.life in now else w for name, w in record.workers.items()
+        }
+        record = dataclasses.replace(record, workers=workers)
+    knit = bool(event.members) and (record.knit or event.status == "running")
+    return dataclasses.replace(record, world=event, breaks=(), knit=knit)
+
+
+def _count_break(record: Record, event: WorldChanged) -> Record:
+    """Count a relink of unchanged members, and the link that made it necessary."""
+    same = {(m.worker, m.incarnation) for m in record.members} == {(m.worker, m.incarnation) for m in event.members}
+    if not same or not record.breaks:
+        return dataclasses.replace(record, relinks=0)
+    first = record.breaks[0]
+    low, high = sorted((first.worker, first.peer))
+    count = record.links.get((low, high), 0) + 1
+    return dataclasses.replace(record, relinks=record.relinks + 1, links=put(record.links, (low, high), count))
+
+
+_FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
+    JobSubmitted: _submitted,
+    JobScaled: _scaled,
+    DrainAsked: _drain,
+    JobStopAsked: _stop,
+    JobFinished: _over,
+    AgentJoined: _node_joined,
+    AgentLeft: _node_left,
+    RingBroken: _broken,
+    RingRecovered: _recovered,
+    StepsCommitted: _committed,
+    CheckpointRestored: _restored,
+    WorldChanged: _world,
+    **lives.FOLDS,
+}

@@ -1,0 +1,144 @@
+"""Ring order and roles of the next world.
+
+Survivors keep their relative order, so slot ranges stay where they were computed. A spare takes the place of an active
+that is gone, so does nobody else. Joiners go to the tail: before the spares if they are active, behind them if not.
+Actives always stand before spares: the last active's result passes the spares on its way round.
+
+A link that breaks again and again while both its ends live is routed round: an order is sought in which the two are
+not neighbours; where there is none the ring is turned round, so that the other end dials.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from reknit.core.events import Member
+
+from .view import Worker
+
+Pair = tuple[str, str]
+"""Two workers, sorted."""
+
+_SMALL = 32
+"""Members up to which two moves are tried."""
+REROUTE_AFTER = 2
+"""Breaks of one link, with both ends alive, until the ring is routed round it."""
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts n2 before n10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts)
+
+
+def first_order(workers: Iterable[Worker], most_active: int) -> tuple[Member, ...]:
+    """Order of a ring that begins: workers of one node side by side; the first `most_active` are active."""
+    ordered = sorted(workers, key=lambda w: (natural(w.node), natural(w.worker)))
+    return tuple(w.member("active" if i < most_active else "spare") for i, w in enumerate(ordered))
+
+
+def next_order(
+    members: Sequence[Member],
+    gone: Collection[str],
+    joiners: Sequence[Worker],
+    most_active: int,
+    current: Collection[str],
+) -> tuple[Member, ...]:
+    """Order and roles after some are gone and others join.
+
+    Args:
+        members: the world so far, in ring order.
+        gone: members that leave it.
+        joiners: workers that come in, in order of arrival.
+        most_active: how many may be active.
+        current: workers with current state; they are preferred when a spare is promoted.
+    """
+    spares = [m for m in members if m.role == "spare" and m.worker not in gone]
+    staying = sum(m.role == "active" and m.worker not in gone for m in members)
+    room = max(0, most_active - staying)  # nobody is demoted after a scaling down: the agents drain the surplus
+    actives: list[Member] = []
+    for member in members:
+        if member.role != "active":
+            continue
+        if member.worker not in gone:
+            actives.append(member)
+        elif spares and room:
+            spare = _substitute(member, spares, current)
+            spares.remove(spare)
+            actives.append(_as(spare, "active"))
+            room -= 1
+    promoted, spares = spares[:room], spares[room:]
+    actives += [_as(m, "active") for m in promoted]
+    room -= len(promoted)
+    coming = [joiner.member("active" if i < room else "spare") for i, joiner in enumerate(joiners)]
+    return (*actives, *coming[:room], *spares, *coming[room:])
+
+
+def _substitute(dead: Member, spares: Sequence[Member], current: Collection[str]) -> Member:
+    """Choose the spare for a dead active's place: one with current state, of the same node if there is one."""
+    return min(
+        spares, key=lambda s: (s.worker not in current, s.node != dead.node, [m.worker for m in spares].index(s.worker))
+    )
+
+
+def _as(member: Member, role: Literal["active", "spare"]) -> Member:
+    return member if member.role == role else msgspec.structs.replace(member, role=role)
+
+
+def route_round(members: Sequence[Member], links: Mapping[Pair, int]) -> tuple[tuple[Member, ...], str]:
+    """Return an order that avoids links which broke repeatedly, and what was done in words (empty: nothing)."""
+    bad = {pair for pair, count in links.items() if count >= REROUTE_AFTER}
+    touching = bad & neighbours(members)
+    if not touching:
+        return tuple(members), ""
+    named = " and ".join(f"{a}–{b}" for a, b in sorted(touching))
+    best = _separated(members, bad)
+    if best is not None:
+        return best, f"{named} broke repeatedly: they are no longer neighbours"
+    actives = [m for m in members if m.role == "active"]
+    spares = [m for m in members if m.role == "spare"]
+    return (*reversed(actives), *reversed(spares)), f"{named} broke repeatedly: the ring is turned round"
+
+
+def neighbours(members: Sequence[Member]) -> set[Pair]:
+    """Pairs of workers that are linked in this order."""
+    names = [m.worker for m in members]
+    if len(names) < 2:
+        return set()
+    return {_pair(a, b) for a, b in zip(names, names[1:] + names[:1], strict=True)}
+
+
+def _pair(a: str, b: str) -> Pair:
+    return (a, b) if a < b else (b, a)
+
+
+def _separated(members: Sequence[Member], bad: Collection[Pair]) -> tuple[Member, ...] | None:
+    """Find an order without bad links by moving one or two of their ends among their role; None if there is none."""
+    ends = {name for pair in bad for name in pair}
+    for order in _moves(members, ends):
+        if not neighbours(order) & set(bad):
+            return order
+    if len(members) > _SMALL:
+        return None
+    for order in _moves(members, ends):
+        for second in _moves(order, ends):
+            if not neighbours(second) & set(bad):
+                return second
+    return None
+
+
+def _moves(members: Sequence[Member], only: Collection[str]) -> Iterable[tuple[Member, ...]]:
+    """All orders in which one of these members stands elsewhere among those of its role, nearest places first."""
+    size = len(members)
+    places = [i for i in range(size) if members[i].worker in only]
+    for distance in range(1, size):
+        for i in places:
+            for j in (i + distance, i - distance):
+                if 0 <= j < size and members[i].role == members[j].role:
+                    order = list(members)
+                    order.insert(j, order.pop(i))
+                    yield tuple(order)

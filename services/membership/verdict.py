@@ -1,0 +1,184 @@
+"""Who is dead, who is suspect: pure, from the record and the sight at one moment.
+
+`judge(record, sight, now)` looks at each member of the world and lists the evidence about it. The rule is in
+`evidence.is_proof`. Evidence that was taken back by a sign of life is not listed, so a suspicion ends by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from reknit.core.events import Evidence, Member, WorkerPulse
+
+from .evidence import is_proof, observe
+from .hearing import is_silent, is_slow, node_is_gone, phi_of, spoke_since
+from .view import Record, Sight, Worker
+
+LEAST_WAIT = 1.0
+"""Seconds that others wait in the ring until a silent worker on a silent node counts as the one they wait for."""
+LONG_STEPS = 3.0
+"""... and at least so many step times: a long step is no fault."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known about the members of the world.
+
+    Attributes:
+        dead: worker -> evidence, enough of it.
+        done: members that finished or left politely; no evidence is needed.
+        suspect: worker -> evidence, not enough.
+        slow: members whose heartbeats are late.
+    """
+
+    dead: Mapping[str, tuple[Evidence, ...]]
+    done: frozenset[str]
+    suspect: Mapping[str, tuple[Evidence, ...]]
+    slow: frozenset[str]
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """All that do not take part any more."""
+        return frozenset(self.dead) | self.done
+
+    @property
+    def certain(self) -> bool:
+        """True if each death has certain evidence: there is nothing to wait for."""
+        return all(any(e.certain for e in evidence) for evidence in self.dead.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Queue:
+    """Who waits in the ring for whom, by the heartbeats of this generation.
+
+    Attributes:
+        waiting: heartbeats of those that wait in the ring.
+        computing: workers that are heard to compute.
+    """
+
+    waiting: tuple[WorkerPulse, ...]
+    computing: frozenset[str]
+
+
+def judge(record: Record, sight: Sight, now: float) -> Verdict:
+    """Return the verdict on every member of the present world."""
+    dead: dict[str, tuple[Evidence, ...]] = {}
+    suspect: dict[str, tuple[Evidence, ...]] = {}
+    done: set[str] = set()
+    slow: set[str] = set()
+    queue = _queue(record, sight, now)
+    for member in record.members:
+        ending = record.ending(member)
+        if ending is not None and ending.how in ("finished", "left"):
+            done.add(member.worker)
+            continue
+        evidence = _about(record, sight, member, queue, now)
+        if ending is not None:
+            evidence = (ending.evidence, *evidence)
+        if is_proof(evidence):
+            dead[member.worker] = evidence
+        elif evidence:
+            suspect[member.worker] = evidence
+        if is_slow(sight, member.worker, now):
+            slow.add(member.worker)
+    return Verdict(dead, frozenset(done), suspect, frozenset(slow))
+
+
+def _about(record: Record, sight: Sight, member: Member, queue: Queue, now: float) -> tuple[Evidence, ...]:
+    worker = record.workers.get(member.worker)
+    if worker is None or worker.incarnation != member.incarnation:
+        return ()
+    found: list[Evidence | None] = [
+        _disconnect(sight, member),
+        _heartbeat(sight, member, now),
+        _unreachable(record, sight, worker),
+        *_ring(record, sight, member),
+        _frozen(record, sight, worker),
+        _progress(record, sight, member, queue, now),
+    ]
+    return tuple(e for e in found if e is not None)
+
+
+def _disconnect(sight: Sight, member: Member) -> Evidence | None:
+    if member.worker not in sight.disconnected:
+        return None
+    return observe("disconnect", member.worker, "broker", "its connection to the broker ended")
+
+
+def _heartbeat(sight: Sight, member: Member, now: float) -> Evidence | None:
+    if not is_silent(sight, member.worker, now):
+        return None
+    silence = sight.streams[member.worker].silence(now)
+    phi = phi_of(sight, member.worker, now)
+    return observe("heartbeat", member.worker, "membership", f"no heartbeat for {silence:.1f} s (phi {phi:.0f})")
+
+
+def _unreachable(record: Record, sight: Sight, worker: Worker) -> Evidence | None:
+    at = sight.noticed.get(("unreachable", worker.worker))
+    if not worker.unreachable or at is None or spoke_since(record, sight, worker.worker, at):
+        return None
+    detail = f"{worker.address} does not answer ({worker.unreachable})"
+    return observe("unreachable", worker.worker, "membership", detail)
+
+
+def _ring(record: Record, sight: Sight, member: Member) -> list[Evidence]:
+    """Reports about a member that has not been heard since.
+
+    When a link breaks its ends close their other links too, so reports run round the ring. A member that reports a
+    break itself is alive, whatever is said about its links.
+    """
+    at = sight.noticed.get(("ring", member.worker))
+    spoke = any(b.worker == member.worker for b in record.breaks)
+    if at is None or spoke or spoke_since(record, sight, member.worker, at):
+        return []
+    reports = {b.worker: b for b in record.breaks if b.peer == member.worker}
+    return [
+        observe(
+            "ring", member.worker, b.worker, f"{b.worker} lost its link to it" + (f" ({b.error})" if b.error else "")
+        )
+        for b in reports.values()
+    ]
+
+
+def _frozen(record: Record, sight: Sight, worker: Worker) -> Evidence | None:
+    at = sight.noticed.get(("frozen", worker.worker))
+    if not worker.frozen or at is None or spoke_since(record, sight, worker.worker, at):
+        return None
+    return observe("frozen", worker.worker, f"agent of {worker.node}", f"its process is {worker.frozen}")
+
+
+def _queue(record: Record, sight: Sight, now: float) -> Queue:
+    """Find who waits in the ring and who is heard to compute."""
+    waiting, computing = [], set()
+    for member in record.members:
+        pulse = sight.pulses.get(member.worker)
+        if pulse is None or (pulse.incarnation, pulse.generation) != (member.incarnation, record.generation):
+            continue
+        if is_silent(sight, member.worker, now):
+            continue
+        if pulse.phase == "reduce":
+            waiting.append(pulse)
+        elif pulse.phase in ("compute", "user"):
+            computing.add(member.worker)
+    return Queue(tuple(waiting), frozenset(computing))
+
+
+def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: float) -> Evidence | None:
+    waiting = [p for p in queue.waiting if p.worker != member.worker]
+    if not waiting or record.spec is None:
+        return None
+    names = ", ".join(sorted(p.worker for p in waiting))
+    working = sight.working.get(member.worker)
+    if working is not None and working[0] == member.incarnation:
+        took, limit = now - working[2], record.spec.stuck_after
+        if took > limit and any(p.step == working[1] for p in waiting):
+            detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {names} wait"
+            return observe("progress", member.worker, "membership", detail, certain=True)
+    gone = is_silent(sight, member.worker, now) and node_is_gone(sight, member.node, now)
+    if not gone or queue.computing - {member.worker}:
+        return None  # a worker that is heard to compute may be the one they wait for
+    waited = max(p.in_phase + sight.streams[p.worker].silence(now) for p in waiting)
+    if waited <= max(LEAST_WAIT, LONG_STEPS * max(p.step_seconds for p in waiting)):
+        return None
+    return observe("progress", member.worker, "membership", f"{names} wait for it since {waited:.1f} s")

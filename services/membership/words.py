@@ -1,0 +1,100 @@
+"""Reasons in plain words, for the world's `reason` and for whoever reads the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reknit.core.events import Evidence, Member
+
+from .verdict import Verdict
+from .view import Record, Worker
+
+_LISTED = 4
+
+
+def names(items: Sequence[str]) -> str:
+    """Join names: `a`, `a and b`, `a, b and c`; long lists are cut."""
+    if len(items) > _LISTED:
+        items = [*items[: _LISTED - 1], f"{len(items) - _LISTED + 1} more"]
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nobody"
+
+
+def count(number: int, noun: str) -> str:
+    """Say a number of things: `1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def why_dead(evidence: Sequence[Evidence]) -> str:
+    """Say what is known about a dead member, each kind once."""
+    said: list[str] = []
+    ring = [e for e in evidence if e.source == "ring"]
+    for item in evidence:
+        if item.source != "ring" and item.detail not in said:
+            said.append(item.detail)
+    if len(ring) == 1:
+        said.append(ring[0].detail)
+    elif ring:
+        said.append("its ring neighbours lost it")
+    return ", ".join(said)
+
+
+def why_gone(record: Record, verdict: Verdict) -> list[str]:
+    """One clause for those of the world who died, one for those who left or finished."""
+    clauses = [
+        f"{m.worker} died: {why_dead(verdict.dead[m.worker])}" for m in record.members if m.worker in verdict.dead
+    ]
+    finished: list[str] = []
+    left: list[str] = []
+    for member in record.members:
+        if member.worker in verdict.done:
+            ending = record.ending(member)
+            (finished if ending is not None and ending.complete else left).append(member.worker)
+    if left:
+        clauses.append(f"{names(left)} left as asked")
+    if finished:
+        clauses.append(f"{names(finished)} finished")
+    return clauses
+
+
+def why_joined(joiners: Sequence[Worker], members: Sequence[Member]) -> list[str]:
+    """Say who came, who came back with state, and who is a spare."""
+    spares = {m.worker for m in members if m.role == "spare"}
+    clauses = []
+    back = [w for w in joiners if w.has_state_of >= 0]
+    new = [w for w in joiners if w.has_state_of < 0]
+    active = [w.worker for w in new if w.worker not in spares]
+    spare = [w.worker for w in new if w.worker in spares]
+    if active:
+        clauses.append(f"{names(active)} joined")
+    if spare:
+        clauses.append(f"{names(spare)} joined as {'a spare' if len(spare) == 1 else 'spares'}")
+    clauses += [f"{w.worker} came back with the state of step {w.has_state_of}" for w in back]
+    return clauses
+
+
+def why_promoted(before: Sequence[Member], members: Sequence[Member]) -> list[str]:
+    """Say which spares became active."""
+    spares = {m.worker for m in before if m.role == "spare"}
+    promoted = [m.worker for m in members if m.role == "active" and m.worker in spares]
+    return (
+        [f"{names(promoted)} takes over from the spares"]
+        if len(promoted) == 1
+        else ([f"{names(promoted)} take over from the spares"] if promoted else [])
+    )
+
+
+def why_relinked(record: Record) -> str:
+    """Say which link broke and who reported it."""
+    first = record.breaks[0]
+    error = f": {first.error}" if first.error else ""
+    return f"the link {first.worker}–{first.peer} broke ({first.worker} lost its {first.side}{error}), all live"
+
+
+def outlook(members: Sequence[Member], status: str, awaiting: str, *, goes_on: bool) -> str:
+    """Say how it goes on."""
+    one = len(members) == 1
+    if status == "paused":
+        held = f"{count(len(members), 'worker')} wait{'s' if one else ''}" if members else "nobody is left"
+        return f"paused, {held}: awaiting {awaiting}"
+    does = ("goes on" if one else "go on") if goes_on else ("begins" if one else "begin")
+    return f"{count(len(members), 'worker')} {does}"
