@@ -401,4 +401,4 @@ class Launch:
             script=self._order.target,
             since=self._since,
         )
-        self._folder.note(run, self._node)
+        self._folder.note(run, self._node, self._spec.checkpoint_dir)

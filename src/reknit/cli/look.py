@@ -79,7 +79,7 @@ async def answering(bus: Bus, job: str, nodes: Sequence[str]) -> set[str]:
 
 
 @contextlib.asynccontextmanager
-async def looking(settings: Settings, *, quiet: bool = False) -> AsyncIterator[Look]:
+async def looking(settings: Settings) -> AsyncIterator[Look]:
     """Reach the job that is meant: the one named, else the most recent one (said on stderr).
 
     Raises:
@@ -90,16 +90,16 @@ async def looking(settings: Settings, *, quiet: bool = False) -> AsyncIterator[L
     name = settings.job.job
     if settings.control.nats:
         async with _connected(control.Way(control.given(settings.control.nats), live=True)) as bus:
-            job = await _on_broker(bus, name, quiet=quiet)
+            job = await _on_broker(bus, name)
             yield Look(bus, job, home.job(job), home, live=True)
         return
-    folder = _folder(home, name, quiet=quiet)
+    folder = _folder(home, name)
     if folder is None:
         endpoint = home.up.endpoint()
         if endpoint is None:
             raise unknown(name, [job.name for job in home.jobs()])
         async with _connected(control.Way(endpoint, live=True)) as bus:
-            job = await _on_broker(bus, name, quiet=quiet)
+            job = await _on_broker(bus, name)
             yield Look(bus, job, home.job(job), home, live=True)
         return
     with control.reading(home, folder) as way:
@@ -107,26 +107,32 @@ async def looking(settings: Settings, *, quiet: bool = False) -> AsyncIterator[L
             yield Look(bus, folder.name, folder, home, live=way.live)
 
 
-def _folder(home: Home, name: str, *, quiet: bool) -> JobFolder | None:
-    """The job's folder here; None: it can only be a job of others on the broker of `reknit up`."""
+def folder_here(home: Home, name: str) -> JobFolder:
+    """The folder of the job that is meant, for verbs that read only what lies on this machine.
+
+    Raises:
+        UsageError: there is none; the hint lists those that are known.
+    """
     known = home.jobs()
     if name:
         folder = home.job(name)
-        if folder.path.is_dir():
-            return folder
-        if home.up.controlled:
-            return None
-        raise unknown(name, [job.name for job in known])
+        if not folder.path.is_dir():
+            raise unknown(name, [job.name for job in known])
+        return folder
     if not known:
-        if home.up.controlled:
-            return None
         raise UsageError("no job was run here yet", hint="start one with: reknit run script.py")
-    if not quiet:
-        output.note(f"job {known[0].name}")
+    output.note(f"job {known[0].name}")
     return known[0]
 
 
-async def _on_broker(bus: Bus, name: str, *, quiet: bool) -> str:
+def _folder(home: Home, name: str) -> JobFolder | None:
+    """The job's folder here; None: it can only be a job of others on the broker of `reknit up`."""
+    if home.up.controlled and (not home.job(name).path.is_dir() if name else not home.jobs()):
+        return None
+    return folder_here(home, name)
+
+
+async def _on_broker(bus: Bus, name: str) -> str:
     """The job that is meant among those in a broker's log, most recently submitted last."""
     known: dict[str, None] = {}
     for received in await bus.backlog(areas=["job"]):
@@ -140,8 +146,7 @@ async def _on_broker(bus: Bus, name: str, *, quiet: bool) -> str:
     if not known:
         raise UsageError("no job was ever submitted to this broker", hint="start one with: reknit run script.py")
     newest = list(known)[-1]
-    if not quiet:
-        output.note(f"job {newest}")
+    output.note(f"job {newest}")
     return newest
 
 

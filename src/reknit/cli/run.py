@@ -16,16 +16,16 @@ from .app import app, verb
 from .script import find
 
 
-def _meaningless(because: str) -> typer.models.OptionInfo:
+def _meaningless(spelled: str, because: str) -> typer.models.OptionInfo:
     """A flag of torchrun that means nothing here: refused with the reason, rather than ignored."""
 
-    def refuse(value: str | None, param: typer.CallbackParam) -> None:
+    def refuse(value: str | None) -> None:
         if value is not None:
             # said here, since a callback runs before the verb and so outside of its error handling
-            output.fail(UsageError(f"{param.opts[0]} of torchrun has no meaning here", hint=because))
+            output.fail(UsageError(f"{spelled} of torchrun has no meaning here", hint=because))
             raise typer.Exit(UsageError.exit_code)
 
-    return typer.Option(callback=refuse, hidden=True)  # type: ignore[no-any-return]
+    return typer.Option(spelled, callback=refuse, hidden=True)  # type: ignore[no-any-return]
 
 
 def _flag(name: str, *spelled: str, metavar: str | None = None) -> typer.models.OptionInfo:
@@ -38,7 +38,7 @@ _NO_RENDEZVOUS = "the job's name is all that nodes need to find each other at a 
 @app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
-    epilog="Every setting is also read from REKNIT_<NAME>, torchrun's PET_<NAME> and reknit.toml: `reknit config show`.",
+    epilog="Every setting is read from REKNIT_<NAME>, torchrun's PET_<NAME> and reknit.toml too: `reknit config show`.",
 )
 @verb
 def run(
@@ -71,13 +71,13 @@ def run(
     last_call: Annotated[float | None, _flag("last_call")] = None,
     grace: Annotated[float | None, _flag("grace")] = None,
     threads: Annotated[int | None, _flag("threads")] = None,
-    _rdzv_backend: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
+    _rdzv_backend: Annotated[str | None, _meaningless("--rdzv-backend", _NO_RENDEZVOUS)] = None,
     _rdzv_conf: Annotated[
-        str | None, _meaningless("--last-call and --stuck-after are the times that count here")
+        str | None, _meaningless("--rdzv-conf", "--last-call and --stuck-after are the times that count here")
     ] = None,
-    _node_rank: Annotated[str | None, _meaningless("nodes have names: --node NAME")] = None,
-    _master_addr: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
-    _master_port: Annotated[str | None, _meaningless(_NO_RENDEZVOUS)] = None,
+    _node_rank: Annotated[str | None, _meaningless("--node-rank", "nodes have names: --node NAME")] = None,
+    _master_addr: Annotated[str | None, _meaningless("--master-addr", _NO_RENDEZVOUS)] = None,
+    _master_port: Annotated[str | None, _meaningless("--master-port", _NO_RENDEZVOUS)] = None,
 ) -> int:
     """Train SCRIPT on this node: begin a job, or join the one of that name as another node.
 

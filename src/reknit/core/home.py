@@ -79,6 +79,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     nodes: dict[str, NodeRun] = {}
+    checkpoint_dir: str = ""
+    """Of the newest run here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -231,15 +233,21 @@ class JobFolder(ControlFolder):
         except (OSError, msgspec.MsgspecError):
             return RunFile(job=self.name)
 
-    def note(self, node: NodeRun | None, name: str) -> None:
+    def checkpoint_dir(self) -> str:
+        """Where the newest run here keeps its checkpoints."""
+        return self.runs().checkpoint_dir or str(self.checkpoints)
+
+    def note(self, node: NodeRun | None, name: str, checkpoint_dir: str = "") -> None:
         """Enter a node into run.json (None: take it out); safe against other nodes of this machine doing the same."""
         fd = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            nodes = {n: r for n, r in self.runs().nodes.items() if n != name and r.launcher.alive}
+            before = self.runs()
+            nodes = {n: r for n, r in before.nodes.items() if n != name and r.launcher.alive}
             if node is not None:
                 nodes[name] = node
-            text = msgspec.json.encode(RunFile(job=self.name, nodes=nodes))
+            where = checkpoint_dir or before.checkpoint_dir
+            text = msgspec.json.encode(RunFile(job=self.name, nodes=nodes, checkpoint_dir=where))
             write_private(self.run_file, msgspec.json.format(text, indent=2))
         finally:
             os.close(fd)

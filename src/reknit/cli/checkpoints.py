@@ -1,0 +1,97 @@
+"""`reknit checkpoints ls`: what a job could be restored from; read from disk, no broker is needed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reknit.core.errors import CheckpointError, UsageError
+from reknit.core.home import Home, JobFolder
+from reknit.core.manifest import Listed, list_manifests, verify
+from reknit.core.settings import Settings
+
+from . import options, output
+from .app import app, verb
+from .look import folder_here
+
+group = typer.Typer(no_args_is_help=True, help="Look at checkpoints.", rich_markup_mode=None)
+app.add_typer(group, name="checkpoints")
+
+
+@group.command("ls")
+@verb
+def ls(
+    *,
+    job: options.JobFlag = None,
+    checkpoint_dir: Annotated[
+        str | None, typer.Option("--checkpoint-dir", metavar="DIR", help="Folder that the run was given.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--verify", help="Read every file and compare its hash.")] = False,
+    as_json: options.JsonFlag = False,
+) -> int:
+    """List the checkpoints of a job, the newest first; with --verify exit code 1 if one is damaged."""
+    settings = options.settings(job=job, checkpoint_dir=checkpoint_dir)
+    folder = _folder(settings)
+    where = _directory(settings, folder)
+    rows = [_row(listed, check=check) for listed in list_manifests(where, folder.name) if not listed.foreign]
+    if as_json:
+        output.document(rows)
+    elif rows:
+        columns = ("step", "id", "number", "run", "time", "size", "state", "problem")
+        output.table(columns, [tuple(_cell(row, column) for column in columns) for row in rows])
+    else:
+        output.note(f"no checkpoint of job {folder.name} in {where}")
+    return CheckpointError.exit_code if any(row["state"] == "damaged" for row in rows) else 0
+
+
+def _folder(settings: Settings) -> JobFolder:
+    home, name = Home.at(settings.control.home), settings.job.job
+    if name and settings.checkpoint.checkpoint_dir:
+        return home.job(name)  # checkpoints of another machine's job
+    return folder_here(home, name)
+
+
+def _directory(settings: Settings, folder: JobFolder) -> Path:
+    where = settings.checkpoint.checkpoint_dir or folder.checkpoint_dir()
+    if "://" in where:
+        raise UsageError(f"checkpoints at {where} cannot be listed from here", hint="give a folder: --checkpoint-dir")
+    return Path(where).expanduser().absolute()
+
+
+def _row(listed: Listed, *, check: bool) -> dict[str, Any]:
+    manifest, problem = listed.manifest, listed.problem
+    state = "damaged" if problem else "committed"
+    if check and not problem:
+        try:
+            verify(listed.path)
+            state = "verified"
+        except CheckpointError as error:
+            state, problem = "damaged", str(error)
+    return {
+        "step": manifest.step if manifest else None,
+        "id": manifest.checkpoint if manifest else None,
+        "number": manifest.number if manifest else None,
+        "run": manifest.run if manifest else None,
+        "epoch": manifest.epoch if manifest else None,
+        "generation": manifest.generation if manifest else None,
+        "time": manifest.created if manifest else None,
+        "size": manifest.bytes if manifest else None,
+        "pinned": listed.pinned,
+        "path": str(listed.path),
+        "state": state,
+        "problem": problem,
+    }
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    value = row[column]
+    if value is None:
+        return "?"
+    if column == "time":
+        return time.strftime("%F %T", time.localtime(value))
+    if column == "size":
+        return f"{value / 2**20:.1f} MiB"
+    return f"{value}" + (" (pinned)" if column == "state" and row["pinned"] else "")

@@ -1,0 +1,82 @@
+"""`reknit world`: who takes part now, in ring order; with --history every world of the run and why it came."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from reknit.core.bus import Received
+from reknit.core.events import JobSubmitted, RingRecovered, WorldChanged
+from reknit.core.settings import Settings
+
+from . import options, output
+from .app import app, verb
+from .look import looking
+
+
+@app.command()
+@verb
+def world(
+    *,
+    job: options.JobFlag = None,
+    nats: options.NatsFlag = None,
+    history: Annotated[bool, typer.Option("--history", help="Every world of the newest run.")] = False,
+    as_json: options.JsonFlag = False,
+) -> None:
+    """Show the world: its members in ring order, why it is as it is, on what evidence."""
+    log = asyncio.run(_look(options.settings(job=job, nats=nats)))
+    worlds = [(r.event, r.time) for r in log if isinstance(r.event, WorldChanged)]
+    recovered = {r.event.generation: r.event.seconds for r in log if isinstance(r.event, RingRecovered)}
+    if history:
+        _history(worlds, recovered, as_json=as_json)
+    elif as_json:
+        output.document(output.plain(worlds[-1][0]) if worlds else None)
+    elif worlds:
+        _show(worlds[-1][0])
+    else:
+        output.note("there is no world yet: no worker has registered")
+
+
+async def _look(settings: Settings) -> list[Received]:
+    async with looking(settings) as look:
+        log = await look.log(["job", "world", "ring"])
+    begin = max((i for i, r in enumerate(log) if isinstance(r.event, JobSubmitted)), default=0)
+    return log[begin:]
+
+
+def _show(now: WorldChanged) -> None:
+    output.data(f"generation {now.generation}, {now.status}: {now.reason}")
+    if now.awaiting:
+        output.data(f"waiting for {now.awaiting}")
+    if now.members:
+        rows = [(i, m.worker, m.node, m.role, m.pid, m.address) for i, m in enumerate(now.members)]
+        output.table(("ring", "worker", "node", "role", "pid", "address"), rows)
+    if now.evidence:
+        output.data("")
+        rows_of = [(e.about, e.source, e.observer, "certain" if e.certain else "", e.detail) for e in now.evidence]
+        output.table(("about", "evidence", "observer", "weight", "detail"), rows_of)
+
+
+def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, float], *, as_json: bool) -> None:
+    if as_json:
+        output.document(
+            [{**output.plain(w), "time": at, "recovered_seconds": recovered.get(w.generation)} for w, at in worlds]
+        )
+        return
+    rows = []
+    for w, at in worlds:
+        seconds = recovered.get(w.generation)
+        rows.append(
+            (
+                w.generation,
+                time.strftime("%T", time.localtime(at)),
+                w.status,
+                len(w.members),
+                f"{seconds * 1000:.0f} ms" if seconds is not None else "",
+                w.reason + (f"; waiting for {w.awaiting}" if w.awaiting else ""),
+            )
+        )
+    output.table(("generation", "time", "status", "workers", "recovered", "reason"), rows)
