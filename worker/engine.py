@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from reknit.core.errors import ReknitError
 from reknit.core.events import (
+    CheckpointRestored,
     Member,
     RingBroken,
     RingLinked,
@@ -30,6 +32,7 @@ from .ring.hello import Hello
 from .ring.link import Link, LinkBroken
 from .ring.linking import WorldMoved, link_next, take_previous
 from .ring.listener import Listener
+from .ring.pieces import Buffer
 from .ring.resend import Committed
 from .ring.roll_call import Decision, Entry
 from .ring.token import circulate
@@ -89,6 +92,7 @@ class Engine:
         self._following: Link | None = None
         self._broken_at: float | None = None
         self._orphans = 0
+        self._scrap: list[Buffer] = []
         self._learner = Learner(identity.job, identity.worker, identity.secret, shared)
         self._evicted = 0
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
@@ -278,6 +282,17 @@ class Engine:
             if shared.whole and shared.step >= max(1, self.restorable):
                 shared.current = True
                 shared.owners = ()
+                self.ledger.rewind(shared.step)
+                self.outlet.post(
+                    CheckpointRestored(
+                        run=self.identity.run,
+                        checkpoint="",
+                        step=shared.step,
+                        worker=self.identity.worker,
+                        generation=shared.generation,
+                        chain=shared.chain,
+                    )
+                )
                 return
             shared.current = False
             shared.restore_wanted = True
@@ -303,6 +318,7 @@ class Engine:
                 shared.adopt(decision.step, decision.owners)
             else:
                 shared.start_learning(decision.step, decision.owners, decision.chain)
+                self.ledger.rewind(decision.step)
         donor = dict(decision.learners).get(me)
         teacher = next((m for m in world.members if m.worker == donor), None)
         if teacher is not None:
@@ -346,7 +362,11 @@ class Engine:
             wishes=self._wishes,
             settle=lambda wishes: control.settle(wishes, owners, self.slots, world.generation, ring, decision.current),
         )
-        settled, chain = work.run()
+        try:
+            settled, chain = work.run()
+        except ReknitError:
+            self._scrap.append(work.result)  # a sender may still read it: it is free once the links are closed
+            raise
         ticket = self._following.issued if self._following is not None else 0
         again, self._orphans = self._orphans, 0
         committed = Committed(step, world.generation, owners, settled, chain, again)
@@ -480,6 +500,8 @@ class Engine:
             if link is not None:
                 link.close()
         self._previous = self._following = None
+        while self._scrap:
+            self.shared.recycle(self._scrap.pop())
 
     def _span(self, name: str, begin: float, end: float, trace: str, **attributes: str | int | float) -> None:
         now = time.monotonic()

@@ -110,12 +110,14 @@ class StateCopy:
         chain: result chain before that step.
         layout: encoded layout (worker.state).
         memory: the flat bytes.
+        ledger: records not known to be stored (`Pending.export`).
     """
 
     step: int
     chain: int
     layout: bytes
     memory: memoryview
+    ledger: bytes
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,7 +20,6 @@ from .tracked import Tracked
 
 _F4 = (torch.float32, torch.bfloat16, torch.float16)
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_CACHED = 64
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,12 +48,17 @@ class Flat:
 
     The set of parameters is fixed when this is made: those that require a gradient then.
 
+    Args:
+        tracked: the tracked objects.
+        cached: how many buffers' views are kept: more than are in use at a time.
+
     Attributes:
         shape: sections of the flat buffer, equal on all workers with equal modules.
     """
 
-    def __init__(self, tracked: Tracked) -> None:
+    def __init__(self, tracked: Tracked, *, cached: int = 16) -> None:
         self._parameters = [p for _, p in tracked.parameters() if p.requires_grad]
+        self._cached = cached
         self._buffer_places = _once(tracked)
         present = self._buffers()
         self._committed: list[torch.Tensor] = [b.clone() for b in present]
@@ -208,7 +212,7 @@ class Flat:
             loss=f8[-2:],
         )
         self._cache[id(buffer)] = views
-        while len(self._cache) > _CACHED:
+        while len(self._cache) > self._cached:
             self._cache.popitem(last=False)
         return views
 

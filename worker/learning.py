@@ -1,7 +1,7 @@
 """How a learner gets the state from a peer, while the ring goes on: a connection of its own, hashed end to end.
 
     learner -> {at_least}                                     the copy must be of the beginning of this step or a later one
-    teacher -> {step, chain, layout, bytes, hash}, then the bytes
+    teacher -> {step, chain, layout, ledger, bytes, hash}, then the bytes
 
 A message is a u32 length and msgpack; `hash` is xxh3-128 over the bytes.
 """
@@ -117,7 +117,9 @@ class Learner:
                     at += count
                 if digest.digest() != head["hash"]:
                     raise TransferFailed("the bytes do not fit their hash")
-                return StateCopy(int(head["step"]), int(head["chain"]), bytes(head["layout"]), memory)
+                return StateCopy(
+                    int(head["step"]), int(head["chain"]), bytes(head["layout"]), memory, bytes(head["ledger"])
+                )
             except (KeyError, TypeError, ValueError) as error:
                 raise TransferFailed(f"answer does not fit: {error}") from error
             finally:
@@ -162,6 +164,7 @@ class Teacher:
                 "step": copy.step,
                 "chain": copy.chain,
                 "layout": copy.layout,
+                "ledger": copy.ledger,
                 "bytes": len(copy.memory),
                 "hash": digest,
             }

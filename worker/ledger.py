@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from reknit.core import wire
 from reknit.core.events import StepsCommitted
 
 from .ports import Outlet
-from .ring.resend import Committed
+from .ring.resend import Committed, pack, unpack
 
 _EVERY = 1.0
 _AT_MOST = 500
@@ -74,6 +75,20 @@ class Pending:
         """A new ring: what the owner before may or may not have stored is sent again."""
         with self._lock:
             self._sent = self.stored
+
+    def export(self) -> bytes:
+        """What a learner must know: the records that are not known to be stored."""
+        with self._lock:
+            return wire.pack([self.stored, [[pack(r.of), r.loss] for r in self._records]])
+
+    def take_over(self, exported: bytes) -> None:
+        """Take over the records of the member whose state was received."""
+        stored, records = wire.unpack(exported)
+        taken = [Record(unpack(of), loss) for of, loss in records]
+        with self._lock:
+            newer = [r for r in self._records if not taken or r.of.step > taken[-1].of.step]
+            self.stored = max(self.stored, int(stored))
+            self._records = [r for r in (*taken, *newer) if r.of.step > self.stored]
 
     def flush(self) -> None:
         """Send all records not sent yet, equal owners in one event."""

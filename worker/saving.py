@@ -86,12 +86,12 @@ class Saving:
         if future is not None:
             future.add_done_callback(lambda done: self._write(done, checkpoint, writers))
 
-    def copy_for_learners(self, step: int, chain: int, generation: int) -> None:
+    def copy_for_learners(self, step: int, chain: int, generation: int, ledger: bytes) -> None:
         """Copy the state before `step` for every learner that waits."""
         self._shared.copying(step)
         future = self._start(step, chain, generation, "")
         if future is not None:
-            future.add_done_callback(self._hand_out)
+            future.add_done_callback(lambda done: self._hand_out(done, ledger))
 
     def wait(self) -> None:
         """No copy is running any more: weights may change."""
@@ -130,12 +130,12 @@ class Saving:
         if snapshot is not None and mine and self._writer is not None:
             self._writer.write(snapshot, event.checkpoint, mine)
 
-    def _hand_out(self, done: Future[Snapshot]) -> None:
+    def _hand_out(self, done: Future[Snapshot], ledger: bytes) -> None:
         if done.exception() is not None:
             self._shared.fail(done.exception() or StateError("a copy of the state failed"))
             return
         snapshot = done.result()  # never released: the copy lives as long as somebody sends it
-        self._shared.copied(StateCopy(snapshot.step, snapshot.chain, snapshot.layout.encode(), snapshot.memory))
+        self._shared.copied(StateCopy(snapshot.step, snapshot.chain, snapshot.layout.encode(), snapshot.memory, ledger))
 
     def _drop(self, checkpoint: str) -> None:
         snapshot = self._held.pop(checkpoint, None)

@@ -222,7 +222,7 @@ class Session:
             slots = self.context.slots
         self.course = Course(length_of(dataset), micro_batch, slots, epochs, seed)
         self._batches = Batches(dataset, self.course, collate)
-        self._flat = Flat(self.tracked)
+        self._flat = Flat(self.tracked, cached=slots + 8)
         self._open()
         return self._steps()
 
@@ -297,6 +297,8 @@ class Session:
                     self._saving.wait()
                     state.load(self.tracked, Layout.decode(copy.layout), copy.memory)
                     self._flat.commit_buffers()
+                    assert self._engine is not None
+                    self._engine.ledger.take_over(copy.ledger)
                     self._learned_at = time.monotonic()
                     shared.loaded(copy.step)
                     if step is not None:
@@ -306,7 +308,9 @@ class Session:
                         return Begin(copy.step)
                 case Copy(number):
                     self._flat.restore_buffers()
-                    self._saving.copy_for_learners(number, self._chain_before(number), shared.generation)
+                    assert self._engine is not None
+                    ledger = self._engine.ledger.export()
+                    self._saving.copy_for_learners(number, self._chain_before(number), shared.generation, ledger)
                 case Compute() | Apply() | Begin() | Done() as work:
                     return work
 

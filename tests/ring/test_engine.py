@@ -35,7 +35,9 @@ def test_same_bits_for_any_number_of_workers(rings, calm, count):
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
     rings.world(names)
     assert set(rings.finish(names)) == {calm}
-    assert sorted(c for n in names for c in rings.workers[n].computed) == sorted((t, s) for t in range(TOTAL) for s in range(SLOTS))
+    assert sorted(c for n in names for c in rings.workers[n].computed) == sorted(
+        (t, s) for t in range(TOTAL) for s in range(SLOTS)
+    )
 
 
 def test_different_fresh_states_are_made_equal_before_the_first_step(rings, calm):

@@ -12,13 +12,22 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import psutil
 
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AGENT, AgentContext, Endpoint, to_env
-from reknit.core.events import Event, JobSubmitted, WorkerStarted
+from reknit.core.events import (
+    Event,
+    JobFinished,
+    JobSubmitted,
+    Member,
+    Terms,
+    WorkerRegistered,
+    WorkerStarted,
+    WorldChanged,
+)
 
 E = TypeVar("E")
 PATIENCE = 30.0
@@ -45,11 +54,11 @@ def alive(pid: int) -> bool:
 class AgentUnderTest:
     """One agent process of a job of its own."""
 
-    def __init__(self, endpoint: Endpoint, folder: Path, script: str, **fields: object) -> None:
+    def __init__(self, endpoint: Endpoint, folder: Path, source: str, **fields: object) -> None:
         self.folder = folder
         self.endpoint = endpoint
         self.script = folder / "script.py"
-        self.script.write_text(textwrap.dedent(script))
+        self.script.write_text(textwrap.dedent(source))
         self.out = folder / "agent.out"
         self.err = folder / "agent.err"
         values: dict[str, object] = {
@@ -68,11 +77,12 @@ class AgentUnderTest:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
 
-    def start(self, env: dict[str, str] | None = None) -> AgentUnderTest:
+    def start(self, env: dict[str, str] | None = None, stdout: int | None = None) -> AgentUnderTest:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "reknit.worker.agent"],
-            env=os.environ | {AGENT: to_env(self.context)} | (env or {}),
-            stdout=self.out.open("ab"),
+            # most scripts here do not need torch: an agent is up three times sooner without
+            env=os.environ | {AGENT: to_env(self.context), "REKNIT_PRELOAD": "reknit.worker.child"} | (env or {}),
+            stdout=self.out.open("ab") if stdout is None else stdout,
             stderr=self.err.open("ab"),
             stdin=subprocess.DEVNULL,
             cwd=self.folder,
@@ -150,6 +160,44 @@ class AgentUnderTest:
     def started(self, number: int = 1) -> WorkerStarted:
         return self.event(WorkerStarted, number)
 
+    def register(self, started: WorkerStarted) -> Member:
+        """Say what a session would say once it is ready."""
+        self.publish(
+            WorkerRegistered(
+                worker=started.worker,
+                incarnation=started.incarnation,
+                node=started.node,
+                run=self.context.run,
+                pid=started.pid,
+                address="127.0.0.1:1",
+                terms=Terms(slots=1, micro_batch=1, samples=1, epochs=1, seed=0),
+            )
+        )
+        return Member(
+            worker=started.worker,
+            incarnation=started.incarnation,
+            node=started.node,
+            pid=started.pid,
+            address="127.0.0.1:1",
+        )
+
+    def world(self, generation: int, *members: Member, targets: dict[str, int] | None = None) -> None:
+        """Say what membership would say."""
+        self.publish(
+            WorldChanged(
+                generation=generation,
+                run=self.context.run,
+                status="running",
+                members=members,
+                reason="the test says so",
+                targets=targets or {},
+            )
+        )
+
+    def finished(self, outcome: Literal["completed", "failed", "stopped"], reason: str = "", root: str = "") -> None:
+        """Say that the run is over."""
+        self.publish(JobFinished(run=self.context.run, outcome=outcome, reason=reason, root_worker=root))
+
     def end(self) -> None:
         self.descendants()
         if self.process is not None and self.process.poll() is None:
@@ -162,9 +210,9 @@ class AgentUnderTest:
 
 
 @contextlib.contextmanager
-def agent(endpoint: Endpoint, folder: Path, script: str, **fields: object) -> Iterator[AgentUnderTest]:
+def agent(endpoint: Endpoint, folder: Path, source: str, **fields: object) -> Iterator[AgentUnderTest]:
     """An agent that is not started yet, ended at the exit whatever happens."""
-    one = AgentUnderTest(endpoint, folder, script, **fields)
+    one = AgentUnderTest(endpoint, folder, source, **fields)
     try:
         yield one
     finally:

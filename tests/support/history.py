@@ -145,9 +145,7 @@ class History:
         self.events.append(registered(new, self.terms, self.run))
         self.workers.append(new)
         self.change(added=(new,))
-        self.events.append(
-            WorkerCaughtUp(worker=new, incarnation=1, generation=self.generation, step=self.step)
-        )
+        self.events.append(WorkerCaughtUp(worker=new, incarnation=1, generation=self.generation, step=self.step))
 
     def save(self, _rng: random.Random) -> None:
         self.saved = self.step

@@ -18,7 +18,13 @@ from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
 
 FLOATS = 3000
-SHAPE = Shape((Section("f4", 0, 4 * FLOATS), Section("f8", 4 * FLOATS, 4 * FLOATS + 16), Section("raw", 4 * FLOATS + 16, 4 * FLOATS + 24)))
+SHAPE = Shape(
+    (
+        Section("f4", 0, 4 * FLOATS),
+        Section("f8", 4 * FLOATS, 4 * FLOATS + 16),
+        Section("raw", 4 * FLOATS + 16, 4 * FLOATS + 24),
+    )
+)
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 30.0, what: str = "") -> None:
@@ -39,7 +45,9 @@ def gradient(step: int, slot: int, weights: np.ndarray) -> np.ndarray:
 class PretendWorker:
     """One worker: an engine and a main thread that runs a pretend training loop."""
 
-    def __init__(self, name: str, *, slots: int, total: int, used: Callable[[int], int] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, *, slots: int, total: int, used: Callable[[int], int] | None = None, seed: int = 0
+    ) -> None:
         self.name = name
         self.slots = slots
         self.weights = np.random.default_rng(seed).standard_normal(FLOATS).astype(np.float32)
@@ -56,7 +64,11 @@ class PretendWorker:
         self.listener = Listener("job", name, "secret", "127.0.0.1", self._arrived)
         identity = Identity("job", "run", name, name, "secret")
         self.engine = Engine(
-            identity, self.shared, slots, self.listener, self.outlet,
+            identity,
+            self.shared,
+            slots,
+            self.listener,
+            self.outlet,
             register=lambda incarnation, held: self.registered.append((incarnation, held)),
             loss_of=lambda result: float(result.buffer[4 * FLOATS : 4 * FLOATS + 8].view(np.float64)[0]),
         )
@@ -73,7 +85,9 @@ class PretendWorker:
 
     @property
     def member(self) -> Member:
-        return Member(worker=self.name, incarnation=self.shared.incarnation, node=self.name, pid=0, address=self.listener.address)
+        return Member(
+            worker=self.name, incarnation=self.shared.incarnation, node=self.name, pid=0, address=self.listener.address
+        )
 
     def kill(self) -> None:
         """As SIGKILL: all its sockets close, no further word."""
@@ -108,13 +122,16 @@ class PretendWorker:
                     raw = bytes(state.memory)
                     self.weights = np.frombuffer(raw[:-8], np.float32).copy()
                     self.counter = int.from_bytes(raw[-8:], "little")
+                    self.engine.ledger.take_over(state.ledger)
                     shared.loaded(state.step)
                     shared.begin(state.step)
                 case Begin(step):
                     shared.begin(step)
                 case Copy(step):
                     raw = self.weights.tobytes() + self.counter.to_bytes(8, "little")
-                    shared.copied(StateCopy(step, self.chain_before(step), b"", memoryview(raw)))
+                    shared.copied(
+                        StateCopy(step, self.chain_before(step), b"", memoryview(raw), self.engine.ledger.export())
+                    )
                 case Compute(step, slot):
                     self.hold(step, slot)
                     buffer = shared.buffer()
@@ -160,7 +177,10 @@ class Rings:
     def world(self, names: Sequence[str], status: str = "running", **roles: str) -> None:
         self.generation += 1
         members = tuple(
-            Member(**{f: getattr(self.workers[n].member, f) for f in ("worker", "incarnation", "node", "pid", "address")}, role=roles.get(n, "active"))
+            Member(
+                **{f: getattr(self.workers[n].member, f) for f in ("worker", "incarnation", "node", "pid", "address")},
+                role=roles.get(n, "active"),
+            )
             for n in names
         )
         event = WorldChanged(generation=self.generation, run="run", status=status, members=members)
@@ -170,12 +190,17 @@ class Rings:
 
     def finish(self, names: Sequence[str]) -> list[str]:
         """Wait until these are done; their digests."""
+
         def over() -> bool:
             for n in names:
                 if self.workers[n].error:
                     raise self.workers[n].error
             return all(self.workers[n].outcome for n in names)
-        wait_until(over, what=f"{names} done: {[(n, self.workers[n].shared.step, self.workers[n].shared.phase) for n in names]}")
+
+        wait_until(
+            over,
+            what=f"{names} done: {[(n, self.workers[n].shared.step, self.workers[n].shared.phase) for n in names]}",
+        )
         return [self.workers[n].digest for n in names]
 
     def close(self) -> None:

@@ -38,15 +38,7 @@ class Committed:
 
 def send(following: Link, committed: Committed, buffer: Buffer, cut: Sequence[Piece]) -> int:
     """Send a result as its donor; returns the last ticket."""
-    payload = wire.pack(
-        [
-            committed.generation,
-            control.ranges_to_plain(committed.owners),
-            control.encode(committed.settled),
-            committed.chain,
-            committed.computed_again,
-        ]
-    )
+    payload = pack(committed)
     ticket = following.send(Kind.RESEND, committed.step, 0, 0, payload)
     for number, piece in enumerate(cut, 1):
         ticket = following.send(Kind.RESEND, committed.step, number, 0, buffer.data[piece.start : piece.end])
@@ -86,12 +78,41 @@ def receive(
     return committed, ticket
 
 
-def _committed(step: int, payload: bytes) -> Committed:
+def pack(committed: Committed) -> bytes:
+    """Bytes of what is known of a committed step."""
+    return wire.pack(
+        [
+            committed.step,
+            committed.generation,
+            control.ranges_to_plain(committed.owners),
+            control.encode(committed.settled),
+            committed.chain,
+            committed.computed_again,
+        ]
+    )
+
+
+def unpack(data: bytes) -> Committed:
+    """Decode `pack`.
+
+    Raises:
+        WireError: the bytes do not fit.
+    """
     try:
-        generation, owners, settled, chain, again = wire.unpack(payload)
+        step, generation, owners, settled, chain, again = wire.unpack(data)
         decoded = control.decode(settled)
         if not isinstance(decoded, Settled):
             raise WireError("wishes where a settled control piece was due")
-        return Committed(step, int(generation), control.ranges_from_plain(owners), decoded, int(chain), int(again))
-    except (WireError, TypeError, ValueError) as error:
-        raise LinkBroken("previous", f"result sent again does not fit: {error}") from error
+        return Committed(int(step), int(generation), control.ranges_from_plain(owners), decoded, int(chain), int(again))
+    except (TypeError, ValueError) as error:
+        raise WireError(f"committed step does not fit: {error}") from error
+
+
+def _committed(step: int, payload: bytes) -> Committed:
+    try:
+        committed = unpack(payload)
+    except WireError as error:
+        raise LinkBroken("previous", f"result sent again: {error}") from error
+    if committed.step != step:
+        raise LinkBroken("previous", f"protocol: result of step {committed.step}, {step} was due")
+    return committed
