@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.buses import Broker
 
 from reknit.core.context import Endpoint
+from support.buses import Broker
 
 
 @pytest.fixture

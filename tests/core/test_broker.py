@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.buses import Broker, binary, joined, numbered, numbers, wait_until
 
 from reknit.core import broker as broker_module
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
+from support.buses import Broker, binary, joined, numbered, numbers, wait_until
 
 
 async def test_what_was_stored_is_there_after_a_crash_at_the_same_place(broker: Broker) -> None:

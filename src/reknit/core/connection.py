@@ -21,7 +21,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -92,6 +92,7 @@ class Connection:
         self._last_attempt = 0.0
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------------- life
 
@@ -355,7 +356,8 @@ class Connection:
         self._up.clear()
         self._fail_questions("the connection broke")
         if was_up and not self._closing:
-            self._keep(self._watch())
+            if self._watching is None or self._watching.done():
+                self._watching = self._keep(self._watch())
             for call in self.on_lost:
                 call()
 
@@ -400,10 +402,11 @@ class Connection:
                 call()
             return
 
-    def _keep(self, coroutine: Any) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _unreachable(self, what: str) -> ControlPlaneUnreachable:
         last = f" ({self._last_error})" if self._last_error and self._last_error not in what else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 
@@ -80,5 +81,6 @@ class Listener:
             return
         try:
             self._callback(message)
-        except Exception as error:  # noqa: BLE001 - a listener's own fault must not make it deaf for what follows
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - its own fault must not make it deaf
+            # A callback that is no coroutine cannot be cancelled: the error is its own, and would end the subscription.
             _log.error("listener failed", subject=message.subject, exc_info=error)
