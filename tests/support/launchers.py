@@ -10,11 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.agents import poll
+from support.agents import until
 
 REKNIT = [sys.executable, "-m", "reknit.cli"]
 
@@ -45,7 +44,7 @@ class Command:
 
     def _read(self, stream: Any, lines: list[str]) -> None:
         for line in stream:
-            lines.append(line.rstrip("\n"))
+            lines.append(line.rstrip("\n"))  # noqa: PERF401  (read while it grows)
 
     @property
     def pid(self) -> int:
@@ -57,8 +56,10 @@ class Command:
 
     def until(self, text: str, within: float = 30.0) -> None:
         """Wait until a line that holds the text was written."""
-        poll(lambda: text in self.shown or self.process.poll() is not None, within, f"{text!r} in\n{self.shown}")
-        self._settle(0.5 if self.process.poll() is not None else 0.0)
+        with contextlib.suppress(AssertionError):
+            until(lambda: text in self.shown or self.process.poll() is not None, text, within)
+        if self.process.poll() is not None:
+            self._settle(2.0)
         assert text in self.shown, f"{text!r} not in\n{self.shown}"
 
     def wait(self, within: float = 40.0) -> int:
@@ -121,7 +122,9 @@ class Place:
         return sorted(pid for pid, command in self.processes().items() if of in command)
 
     def nothing_left(self, within: float = 5.0) -> None:
-        poll(lambda: not self.processes(), within, lambda: f"left running: {self.processes()}")
+        with contextlib.suppress(AssertionError):
+            until(lambda: not self.processes(), "nothing left", within)
+        assert not self.processes(), "left running"
 
     def clean(self) -> None:
         deadline = time.monotonic() + 10.0
@@ -139,6 +142,3 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
-
-
-Check = Callable[[], bool]

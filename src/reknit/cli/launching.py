@@ -105,7 +105,7 @@ class Launch:
 
     async def _whole(self) -> str:
         await self._reach_broker()
-        bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}")
+        bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}", timeout=5.0)
         await self._submit(bus)
         self._submitted = True
         self._note()

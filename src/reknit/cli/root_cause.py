@@ -51,7 +51,7 @@ class Failures:
                 self.all.append(
                     Failure(event.worker, event.incarnation, "", event.error, event.traceback, step=event.step)
                 )
-            case WorkerExited() if not event.expected:
+            case WorkerExited():
                 self._exited(event)
             case WorkerRefused() if event.final:
                 self.all.append(Failure(event.worker, event.incarnation, "", f"refused: {event.reason}"))
@@ -65,7 +65,7 @@ class Failures:
                 step = failure.step if failure.step >= 0 else event.last_step
                 self.all[i] = dataclasses.replace(failure, node=event.node, log=event.log, step=step)
                 return
-        if event.code == 0:
+        if event.expected or event.code == 0:
             return
         what = f"killed by signal {-event.code} ({event.signal})" if event.code < 0 else f"exit code {event.code}"
         if event.out_of_memory:
