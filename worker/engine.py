@@ -393,7 +393,7 @@ class Engine:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
                 leaving=frozenset({self.identity.worker}) if shared.leaving else frozenset(),
-                checkpoint=shared.checkpoint,
+                checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
             )
 
@@ -409,6 +409,8 @@ class Engine:
             shared.complete(result)
         self.ledger.known(settled.ledger)
         self.ledger.add(record, publish=publish)
+        if publish and settled.checkpoint:
+            self.ledger.flush()  # a checkpoint counts only once the ledger reaches its step
         if shared.leaving and self.identity.worker in settled.leaving and not settled.stop:
             self._say_idle()
 

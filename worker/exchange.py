@@ -139,6 +139,7 @@ class Exchange:
         step: step the engine reduces next; `step - 1` is the last result held.
         owners: owners of `step`.
         main_step: step the main thread is at, None before it has the state.
+        checkpoint, checkpoint_from: the checkpoint asked for, not before so many committed steps.
         current: this worker has the run's state in memory, as the ring knows it.
         whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
     """
@@ -160,6 +161,7 @@ class Exchange:
         self.chain = 0
         self.plan: Plan | None = None
         self.checkpoint = ""
+        self.checkpoint_from = 0
         self.leaving = ""
         self.finished = False
         self.left = ""

@@ -58,6 +58,7 @@ class Saving:
             elif self._writer is not None:
                 with self._shared.cv:
                     self._shared.checkpoint = event.checkpoint
+                    self._shared.checkpoint_from = event.at_step
         elif isinstance(event, CheckpointCommitted | CheckpointFailed):
             with self._shared.cv:
                 if self._shared.checkpoint == event.checkpoint:
