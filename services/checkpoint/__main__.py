@@ -1,0 +1,5 @@
+"""`python -m reknit.services.checkpoint`."""
+
+from .app import main
+
+main()
