@@ -223,7 +223,8 @@ def _take_environment(order: Order) -> None:
 def _take_threads(number: int) -> None:
     """Set torch's intra-op threads: before the script runs, and so the same in all workers."""
     torch = sys.modules.get("torch")
-    if torch is not None:
+    # libraries that were loaded under OMP_NUM_THREADS have it right already, and setting it starts a pool at once
+    if torch is not None and torch.get_num_threads() != number:
         torch.set_num_threads(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -179,8 +179,6 @@ class Agent:
             stream.finish()
         killed = code == -signal.SIGKILL
         self._running.pop(worker, None)
-        # before its successor may be forked, and before anybody hears: what it left behind is known now and not later
-        self._remains.begin(worker, running.hand.pid, self._pids(), self._forkserver.guard)
         self._feed(
             Exited(
                 worker=worker,
@@ -194,6 +192,8 @@ class Agent:
                 log=running.log.path,
             )
         )
+        # after the notice, and before its successor is forked, which is a task of its own
+        self._remains.begin(worker, running.hand.pid, self._pids(), self._forkserver.guard)
         self._spawn(self._bury(worker, running))
 
     # ----------------------------------------------------------------------------------------------------- actions

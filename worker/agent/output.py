@@ -15,6 +15,8 @@ _TAIL_LINE = 500
 _LONGEST_LINE = 64 * 1024
 _AT_ONCE = 256 * 1024
 """Bytes read before others get their turn."""
+_PIPE = 1024 * 1024
+"""No pipe holds more: what comes after is not of the process that has ended, but of one that it left behind."""
 
 
 class Log:
@@ -75,7 +77,7 @@ class Output:
     def read(self, *, everything: bool = False) -> None:
         """Take what the pipe holds; `everything`: until it is empty, for a process that has ended."""
         taken = 0
-        while not self.ended and (everything or taken < _AT_ONCE):
+        while not self.ended and taken < (_PIPE if everything else _AT_ONCE):
             try:
                 data = os.read(self.fd, 64 * 1024)
             except BlockingIOError:

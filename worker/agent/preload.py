@@ -12,6 +12,8 @@ from importlib import import_module
 
 from .guard import AGENT_PID, stand_guard
 
+PRELOAD = "REKNIT_PRELOAD"
+"""Modules to load instead of the usual ones, with commas between; a script that needs more than torch may name that."""
 WARM = ("numpy", "torch", "reknit", "reknit.core.bus_thread", "reknit.worker.session", "reknit.worker.child")
 
 
@@ -23,7 +25,8 @@ def _enter() -> None:
         # `python -c` looks in the working directory first: a user's queue.py there is not ours to load
         del sys.path[0]
     stand_guard(int(agent))
-    for name in WARM:
+    said = os.environ.get(PRELOAD)
+    for name in WARM if said is None else said.replace(",", " ").split():
         _warm(name)
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads > 1:
