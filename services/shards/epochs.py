@@ -81,11 +81,8 @@ def _without(first: int, end: int, spans: tuple[Span, ...]) -> list[tuple[int, i
     for start, stop, _ in spans:
         if first < min(start, end):
             rest.append((first, min(start, end)))
-        if start < end:
-            first = max(first, stop)
-    if first < end:
-        rest.append((first, end))
-    return rest
+        first = max(first, stop)
+    return [*rest, (first, end)] if first < end else rest
 
 
 def _joined(spans: tuple[Span, ...]) -> tuple[Span, ...]:

@@ -16,8 +16,8 @@ from reknit.core.plan import split
 
 from .currency import Key
 
-SMOOTHING = 0.1
-"""Weight of one heartbeat (4 a second) in the moving mean: it forgets in about 2.5 s."""
+SMOOTHING = 0.2
+"""Weight of one heartbeat (4 a second) in the moving mean: it forgets in about a second."""
 CHECK_SECONDS = 5.0
 LEAST_GAIN = 0.10
 """Part of the predicted step time that a new split must save."""

@@ -79,7 +79,7 @@ def see(view: View, event: AnyEvent, seq: int, trace: str) -> View:  # noqa: PLR
             return _run(view, event.run) if view.over or not view.run else view
         case JobFinished() if event.run == view.run:
             return dataclasses.replace(view, over=True)
-        case WorkerRegistered() if event.run == view.run or not view.run:
+        case WorkerRegistered():
             return dataclasses.replace(view, registered={**view.registered, event.worker: event})
         case WorldChanged():
             return _world(view if event.run == view.run else _run(view, event.run), event, trace)

@@ -305,9 +305,7 @@ def test_a_later_run_that_resumes_goes_on_with_the_line_of_the_earlier_run() -> 
     for s in range(5, 10):
         ranges = (Range(worker="c", first=0, end=4),)
         events.append(
-            StepsCommitted(
-                run="r2", first=s, last=s, generation=2, ranges=ranges, slots=4, chains=(chain_of(s),)
-            )
+            StepsCommitted(run="r2", first=s, last=s, generation=2, ranges=ranges, slots=4, chains=(chain_of(s),))
         )
     events.append(JobFinished(run="r2", outcome="completed", step=10))
     proof = verify(events)
@@ -348,9 +346,7 @@ def test_a_hundred_thousand_steps_take_a_moment_and_little_memory() -> None:
     for first in range(0, course.steps, 20):
         chains = tuple(range(first + 1, first + 21))
         events.append(
-            StepsCommitted(
-                run="r1", first=first, last=first + 19, generation=1, ranges=ranges, slots=4, chains=chains
-            )
+            StepsCommitted(run="r1", first=first, last=first + 19, generation=1, ranges=ranges, slots=4, chains=chains)
         )
     proof = verify(events)
     assert proof.ok

@@ -50,7 +50,7 @@ class Desk(Generic[S]):
     def replayed(self, fresh: S) -> S:
         """Return the state that a restarted service has once it has read the log."""
         for seq, (event, id_) in enumerate(self.log, start=1):
-            decision = self.decide(fresh, Told(self.job, event, self.now, seq=seq, live=False, id=id_))
+            decision = self.decide(fresh, Told(self.job, event, self.now, seq, live=False, trace="t", id=id_))
             assert isinstance(decision, Decision)
             fresh = decision.state
         return fresh
