@@ -39,7 +39,8 @@ def is_complete(record: Record, workers: Collection[Worker]) -> bool:
         # Everybody was lost: those nodes that are still there send their workers again, no others are due.
         there = [node for node in record.nodes.values() if not node.left]
         return len(workers) >= sum(node.nproc for node in there) > 0 or len(workers) >= record.most_active
-    return len(workers) >= record.most_active + spec.spares
+    refused = {worker for worker, _ in record.refusals} - {w.worker for w in workers}
+    return len(workers) + len(refused) >= record.most_active + spec.spares
 
 
 def may_begin(record: Record, sight: Sight, workers: Collection[Worker], now: float) -> bool:

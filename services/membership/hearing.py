@@ -122,17 +122,13 @@ def disconnected(record: Record, sight: Sight, client_id: int, name: str, now: f
         if worker.life in record.endings:
             continue
         node = record.nodes.get(worker.node)
-        if _is(worker.client_id, worker.worker, client_id, name):
+        if name == worker.worker or (worker.client_id and worker.client_id == client_id):
             gone[worker.worker] = now
             to_check.append(worker.life)
-        elif node is not None and _is(node.client_id, node.node, client_id, name):
+        elif node is not None and (name == f"agent/{node.node}" or (node.client_id and node.client_id == client_id)):
             gone[node_key(node.node)] = now
             to_check.append(worker.life)
     return dataclasses.replace(sight, disconnected=gone), tuple(to_check)
-
-
-def _is(known_id: int, known_name: str, client_id: int, name: str) -> bool:
-    return (known_id != 0 and known_id == client_id) or name.rpartition("/")[2] == known_name
 
 
 def phi_of(sight: Sight, key: str, now: float) -> float:

@@ -167,8 +167,20 @@ def _of_this_run(record: Record, life: Life) -> bool:
     )
 
 
+def _life_of(record: Record, event: WorkerExited) -> Life:
+    """The life that ended; a process that came back after an eviction may have a newer one than its agent knows."""
+    known = record.workers.get(event.worker)
+    if (
+        known is not None
+        and (known.node, known.pid) == (event.node, event.pid)
+        and known.incarnation > event.incarnation
+    ):
+        return known.life
+    return event.worker, event.incarnation
+
+
 def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
-    life = (event.worker, event.incarnation)
+    life = _life_of(record, event)
     before = record.endings.get(life)
     if not record.open or not _of_this_run(record, life) or (before is not None and before.code is not None):
         return record
@@ -229,12 +241,22 @@ def _fail(
         log=log,
         committed=record.committed,
     )
-    return dataclasses.replace(record, failures=(*record.failures, failure)[-_KEPT_FAILURES:])
+    return dataclasses.replace(
+        record,
+        failures=(*record.failures, failure)[-_KEPT_FAILURES:],
+        began=record.began
+        or step > record.base,  # the steps before it are committed; the ledger may still be on its way
+    )
 
 
 def _leaving(record: Record, event: WorkerLeaving, _seq: int) -> Record:
     worker = _alive(record, event.worker, event.incarnation)
-    return _change(record, worker, leaving=True) if worker else record
+    if worker is None:
+        return record
+    if event.idle:  # it has handed its slots over: the ring goes on without it
+        detail = f"it left as asked: {event.reason}" if event.reason else "it left as asked"
+        return end(record, worker.life, Ending("left", observe("leave", *(event.worker,) * 2, detail), worker.node))
+    return _change(record, worker, leaving=True)
 
 
 def _caught_up(record: Record, event: WorkerCaughtUp, _seq: int) -> Record:
@@ -247,7 +269,7 @@ def _finished(record: Record, event: WorkerFinished, _seq: int) -> Record:
     if worker is None or not record.open:
         return record
     asked = record.stop is not None or record.is_leaving(worker.member("active"))
-    complete = not asked or (record.terms is not None and event.step >= steps_of(record.terms) - 1)
+    complete = not asked or (record.terms is not None and event.step >= steps_of(record.terms))
     evidence = observe("leave", event.worker, event.worker, f"it finished at step {event.step}")
     ending = Ending("finished", evidence, worker.node, complete=complete, step=event.step, state_hash=event.state_hash)
     return end(record, worker.life, ending)

@@ -49,7 +49,7 @@ def outcome(record: Record, sight: Sight, alive: Collection[Member], now: float)
     """
     if not record.open:
         return None
-    failed = failure_of(record)
+    failed = failure_of(record, alive)
     if failed is not None:
         return failed
     if record.completed() and not alive:
@@ -62,11 +62,12 @@ def outcome(record: Record, sight: Sight, alive: Collection[Member], now: float)
     return None
 
 
-def failure_of(record: Record) -> JobFinished | None:
+def failure_of(record: Record, alive: Collection[Member]) -> JobFinished | None:
     """Return the failed end of a run whose failures are beyond mending, else None."""
     if not record.failures or record.completed():
         return None
-    for rule in (_before_the_first_step, _again_and_again, _poison, _budget):
+    rules = [_before_the_first_step, _again_and_again, _poison, _budget]
+    for rule in rules if alive else [*rules, _given_up]:
         burst, reason = rule(record)
         if burst:
             root = root_of(burst)
@@ -112,9 +113,23 @@ def _poison(record: Record) -> tuple[Sequence[Failure], str]:
 def _budget(record: Record) -> tuple[Sequence[Failure], str]:
     if record.spec is None or record.restarts <= record.spec.max_restarts:
         return (), ""
-    last = record.failures[-1]
-    burst = [f for f in record.failures if f.committed == last.committed]
-    return burst, f"restart budget spent: {record.restarts} unexpected exits, {record.spec.max_restarts} allowed"
+    return _latest(
+        record
+    ), f"restart budget spent: {record.restarts} unexpected exits, {record.spec.max_restarts} allowed"
+
+
+def _latest(record: Record) -> Sequence[Failure]:
+    """Failures since the last step was committed."""
+    return [f for f in record.failures if f.committed == record.failures[-1].committed]
+
+
+def _given_up(record: Record) -> tuple[Sequence[Failure], str]:
+    """Every agent has left, and not one of them because its workers were asked to leave."""
+    left = bool(record.nodes) and all(node.left for node in record.nodes.values())
+    endings = [record.ending(started) for started in record.started.values()]
+    if record.stop is not None or not left or not all(e and e.how in ("died", "evicted") for e in endings):
+        return (), ""
+    return _latest(record), "no node can go on"
 
 
 def _completed(record: Record) -> JobFinished:

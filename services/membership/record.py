@@ -121,7 +121,10 @@ def _committed(record: Record, event: StepsCommitted, _seq: int) -> Record:
 
 
 def _restored(record: Record, event: CheckpointRestored, _seq: int) -> Record:
-    return dataclasses.replace(record, committed=event.step) if event.run == record.run else record
+    if event.run != record.run:
+        return record
+    base = record.base if record.began else event.step
+    return dataclasses.replace(record, committed=event.step, base=base)
 
 
 def _world(record: Record, event: WorldChanged, seq: int) -> Record:

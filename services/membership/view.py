@@ -154,6 +154,8 @@ class Record:
     """Generations of unchanged members in a row, without a step committed between."""
     committed: int = 0
     """Steps committed, the restored ones included."""
+    base: int = 0
+    """Step that the run began with: 0, or that of the checkpoint it was restored from."""
     began: bool = False
     """A step was committed in this run."""
     restarts: int = 0
