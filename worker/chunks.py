@@ -114,6 +114,8 @@ class Writer:
                     self._write(order)
             except _Cancelled:
                 _log.info("checkpoint cancelled while it was written", checkpoint=order.checkpoint)
+            except Exception as error:  # noqa: BLE001 - a callback that raises must not end all later saves
+                _log.error("checkpoint not reported", checkpoint=order.checkpoint, exc_info=error)
             finally:
                 order.snapshot.release()
 

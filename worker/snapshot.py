@@ -16,10 +16,13 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -53,8 +56,8 @@ class SnapshotMemory:
         self._free = free or free_memory
         self._map: mmap.mmap | None = None
 
-    def reserve(self, size: int) -> memoryview:
-        """Return `size` bytes of it; it grows when needed, and what it held is then lost.
+    def reserve(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return `size` bytes of it, shape (size,); it grows when needed, and what it held is then lost.
 
         Raises:
             StateError: neither memory nor the spill directory has room.
@@ -67,7 +70,7 @@ class SnapshotMemory:
             # torch fills without the GIL; mmap.madvise(MADV_POPULATE_WRITE) would hold it all the time
             torch.frombuffer(self._map, dtype=torch.uint8).zero_()
             self.size = wanted
-        return memoryview(self._map)[:size]
+        return np.frombuffer(self._map, np.uint8)[:size]
 
     def drop(self) -> None:
         """Give the memory back; views of it that are still in use keep it alive until they are gone."""
@@ -109,7 +112,7 @@ class Snapshot:
     """The state after `step` committed steps, in memory of its own.
 
     Whoever works with it holds it (`hold`, `release`); the first hold belongs to who got it from `begin`. After the
-    last release the memory is used for the next snapshot.
+    last release, or when nobody refers to the memory any more, it is used for the next snapshot.
 
     Attributes:
         step: steps committed in this state, so the next step to run.
@@ -127,7 +130,7 @@ class Snapshot:
         generation: int,
         layout: Layout,
         memory: memoryview,
-        give_back: Callable[[], None] = lambda: None,
+        give_back: Callable[[], object] = lambda: None,
     ) -> None:
         self.step = step
         self.chain = chain
@@ -174,7 +177,7 @@ class Snapshotter:
         self._spill = spill
         self._warm = warm
         self._idle: list[SnapshotMemory] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `_keep` may be called by a garbage collection inside `_take`
         self._preparing: threading.Thread | None = None
         self._running: list[threading.Thread] = []
 
@@ -227,19 +230,23 @@ class Snapshotter:
             if self._preparing is not None:
                 self._preparing.join()
             memory = self._take()
-            view = memory.reserve(captured.layout.total)
-            write(captured, view)
+            array = memory.reserve(captured.layout.total)
+            write(captured, array.data)
         except BaseException as error:  # noqa: BLE001 - the future carries it to whoever waits
             future.set_exception(error)
             return
+        # every view of the array keeps it alive: a copy that somebody still sends is not written over
+        given_back = weakref.finalize(array, self._keep, memory)
+        given_back.atexit = False
         snapshot = Snapshot(
             step,
             chain=chain,
             generation=generation,
             layout=captured.layout,
-            memory=view,
-            give_back=lambda: self._keep(memory),
+            memory=array.data,
+            give_back=given_back,
         )
+        del array
         future.set_result(snapshot)
 
     def _touch(self, size: int) -> None:

@@ -17,7 +17,7 @@ from reknit.core.events import (
     CheckpointRequested,
     Event,
 )
-from reknit.core.manifest import INDEX_NUMBER, Manifest
+from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
 from reknit.core.service import Decision, Out, Told
 
 from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, missing_in_words, orphans, reassign
@@ -89,7 +89,7 @@ def _next(view: View, now: float) -> tuple[tuple[Out, ...], tuple[object, ...], 
         wanted = due(view, now)
         if wanted is None or view.spec is None:
             return refusals, (), ""
-        checkpoint = f"{view.spec.run}-{view.asked + 1}"
+        checkpoint = checkpoint_id(view.spec.run, view.asked + 1)
         request = CheckpointRequested(checkpoint=checkpoint, at_step=wanted.at_step, reason=wanted.reason)
         reason = f"checkpoint {checkpoint} asked for, not before step {wanted.at_step}: {wanted.reason}"
         return (*refusals, Out(request, id=checkpoint)), (), reason

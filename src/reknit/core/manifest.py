@@ -130,6 +130,11 @@ class Listed:
     pinned: bool = False
 
 
+def checkpoint_id(run: str, number: int) -> str:
+    """Return the id of a run's checkpoint: it begins with the run."""
+    return f"{run}-{number}"
+
+
 def directory_name(step: int, checkpoint: str) -> str:
     """Return the name of a checkpoint's directory."""
     return f"step-{step:08d}-{checkpoint}"
@@ -319,15 +324,13 @@ def newest(
     Raises:
         CheckpointError: there are checkpoints, and all are bad: never a silent start from zero.
     """
-    skipped: list[str] = []
-    for listed in list_manifests(checkpoint_dir, job):
-        if listed.foreign or (run and listed.manifest is not None and listed.manifest.run != run):
-            continue
-        if listed.problem:
-            skipped.append(listed.problem)
+    listed = [item for item in list_manifests(checkpoint_dir, job) if not item.foreign and _of_run(item, run)]
+    skipped = [item.problem for item in listed if item.problem]  # whether they are newer, only they could tell
+    for item in listed:
+        if item.problem:
             continue
         try:
-            return read(listed.path), tuple(skipped)
+            return read(item.path), tuple(skipped)
         except ReknitError as error:
             skipped.append(str(error))
     if skipped:
@@ -336,6 +339,16 @@ def newest(
             hint="mend or remove the damaged checkpoints, or start under another job name",
         )
     return None, ()
+
+
+def _of_run(listed: Listed, run: str) -> bool:
+    """True if a checkpoint is of the run; where the manifest cannot be read, its id tells (`checkpoint_id`)."""
+    if not run:
+        return True
+    if listed.manifest is not None and not listed.problem:
+        return listed.manifest.run == run
+    parsed = parse_directory(listed.path.name)
+    return parsed is not None and parsed[1].startswith(f"{run}-")
 
 
 def newest_verified(checkpoint_dir: Path, job: str, *, run: str = "") -> tuple[Manifest | None, tuple[str, ...]]:
