@@ -70,6 +70,7 @@ class Engine:
         identity: Identity,
         shared: Exchange,
         slots: int,
+        *,
         listener: Listener | None,
         outlet: Outlet,
         register: Callable[[int, int], None],
@@ -148,7 +149,7 @@ class Engine:
                     continue
                 except LinkBroken as broken:
                     self._lost(world, broken)
-        except Exception as error:  # whatever it is, the main thread must end with it rather than wait for ever
+        except Exception as error:  # noqa: BLE001 - whatever it is, the main thread must end with it rather than wait for ever
             self.shared.fail(error)
         finally:
             self._abort()
@@ -221,7 +222,7 @@ class Engine:
         )
         while self.shared.step < self.shared.total:
             self._reduce(world, ring, decision, trace)
-        self._finish(world, ring)
+        self._finish(ring)
 
     def _link(self, world: WorldChanged) -> None:
         self._unlink()
@@ -239,7 +240,12 @@ class Engine:
         )
         self._following = link_next(following.address, greeting, self.identity.secret, self._send_failed, shared.moved)
         self._previous = take_previous(
-            self._listener, world.generation, previous.worker, self._send_failed, shared.wait, shared.moved
+            self._listener,
+            world.generation,
+            previous.worker,
+            on_error=self._send_failed,
+            wait=shared.wait,
+            moved=shared.moved,
         )
         if self.shared.moved():
             raise WorldMoved("a newer world arrived while linking")
@@ -360,7 +366,9 @@ class Engine:
             chain=shared.chain,
             own=shared.own_buffers,
             wishes=self._wishes,
-            settle=lambda wishes: control.settle(wishes, owners, self.slots, world.generation, ring, decision.current),
+            settle=lambda wishes: control.settle(
+                wishes, owners, self.slots, generation=world.generation, ring=ring, current=decision.current
+            ),
         )
         try:
             settled, chain = work.run()
@@ -425,7 +433,7 @@ class Engine:
             )
             shared.leaving = "idle"
 
-    def _finish(self, world: WorldChanged, ring: list[str]) -> None:
+    def _finish(self, ring: list[str]) -> None:
         """After the last step: everybody's script has left the loop, the ledger is stored; then BYE."""
         shared = self.shared
         with shared.cv:
@@ -456,7 +464,7 @@ class Engine:
             shared.enter("finish")
             shared.cv.notify_all()
 
-    # ----------------------------------------------------------------------------------------------- breaking
+    # ------------------------------------------------------------------------------------- when it breaks
 
     def _lost(self, world: WorldChanged, broken: LinkBroken) -> None:
         shared = self.shared

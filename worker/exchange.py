@@ -25,10 +25,11 @@ Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compute:
-    """Work: compute this slot."""
+    """Work: compute this slot; `orphan`: another worker had it and died."""
 
     step: int
     slot: int
+    orphan: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ class Exchange:
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
         self._computing: set[int] = set()
+        self._orphans: set[int] = set()
         self._pool: list[Buffer] = []
 
     # --------------------------------------------------------------------------------------- both sides
@@ -250,23 +252,27 @@ class Exchange:
         if self.load is not None:
             return Load(self.load)
         if self.main_step is None:
-            if self.left:
-                return Leave(self.left)
-            return Begin(self.step) if self.current else None
+            return self._before_begin()
         if any(not c.begun and c.at_least <= self.main_step for c in self.copies):
             return Copy(self.main_step)
         ready = self.results.get(self.main_step)
-        if ready is not None:
-            return Apply(self.main_step, ready)
+        return Apply(self.main_step, ready) if ready is not None else self._in_step()
+
+    def _before_begin(self) -> Work | None:
         if self.left:
             return Leave(self.left)
-        if self.main_step >= self.total:
-            return Done() if self.finished else None
-        if self.step == self.main_step:
-            for slot in self.own_slots():
-                if slot not in self.computed and slot not in self._computing:
-                    return Compute(self.step, slot)
-        return None
+        return Begin(self.step) if self.current else None
+
+    def _in_step(self) -> Work | None:
+        if self.left:
+            return Leave(self.left)
+        if self.main_step == self.total and self.finished:
+            return Done()
+        if self.main_step != self.step or self.step >= self.total:
+            return None
+        free = (s for s in self.own_slots() if s not in self.computed and s not in self._computing)
+        slot = next(free, None)
+        return None if slot is None else Compute(self.step, slot, slot in self._orphans)
 
     def put(self, step: int, slot: int, buffer: Buffer) -> None:
         """Hand in a computed slot; one that is no longer ours, or of a past step, is dropped."""
@@ -335,6 +341,7 @@ class Exchange:
             self.step = result.of.step + 1
             self.chain = result.of.chain
             self.owners = result.of.settled.owners
+            self._orphans.clear()
             self._pool.extend(self.computed.values())
             self.computed.clear()
             self._prune()
@@ -350,14 +357,16 @@ class Exchange:
             self.enter("learn")
 
     def adopt(self, step: int, owners: tuple[Range, ...]) -> None:
-        """Take over a roll call's decision: the step in flight and its owners; computed slots that stay ours are kept."""
+        """Take over a roll call's decision: the step in flight and its owners; what we computed of ours is kept."""
         with self.cv:
+            before = set(self.own_slots()) if step == self.step else None
             if step != self.step:
                 self._pool.extend(self.computed.values())
                 self.computed.clear()
                 self._computing.clear()
             self.step, self.owners = step, owners
             mine = set(self.own_slots())
+            self._orphans = mine - before if before else set()
             for slot in [s for s in self.computed if s not in mine]:
                 self._pool.append(self.computed.pop(slot))
             self.cv.notify_all()

@@ -1,8 +1,8 @@
-"""Gradients, buffers and loss of a slot ⇄ the flat buffer that the ring reduces (docs/architecture.md, «Flat layout»).
+"""Gradients, buffers and loss of a slot to and from the flat buffer that the ring reduces.
 
-Sections: `f4` values (gradients of fp32, bf16, fp16 and complex64 parameters, float buffers) and then counts (slots in which a
-parameter had a gradient, slots in which a buffer changed); `f8` values (fp64 likewise) and then [loss x samples, samples];
-`raw` all other buffers, slot 0's.
+Sections: `f4` values (gradients of fp32, bf16, fp16 and complex64 parameters, float buffers) and then counts (slots in
+which a parameter had a gradient, slots in which a buffer changed); `f8` values (fp64 likewise) and then
+[loss x samples, samples]; `raw` all other buffers, slot 0's. See docs/architecture.md, «Flat layout».
 """
 
 # ruff: noqa: SLF001 - buffers are looked up where torch keeps them, and foreach operations have no public name
@@ -37,7 +37,7 @@ class _Views:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What a reduced step says besides its gradient: the global mean loss (None if the script gave none) and samples."""
+    """What a reduced step says besides its gradient: global mean loss (None if the script gave none) and samples."""
 
     loss: float | None
     samples: float
@@ -217,7 +217,7 @@ class Flat:
         return views
 
     def _make_grads(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each parameter: its part of the divided result, and the tensor that becomes `.grad` (the same one if it fits)."""
+        """For each parameter: its part of the divided result, and what becomes `.grad` (the same tensor if it fits)."""
         at = {"f4": 0, "f8": 0}
         grads = []
         for (kind, n), parameter in zip(self._places, self._parameters, strict=False):

@@ -1,6 +1,6 @@
 """How a learner gets the state from a peer, while the ring goes on: a connection of its own, hashed end to end.
 
-    learner -> {at_least}                                     the copy must be of the beginning of this step or a later one
+    learner -> {at_least}                      the copy must be of the beginning of this step or of a later one
     teacher -> {step, chain, layout, ledger, bytes, hash}, then the bytes
 
 A message is a u32 length and msgpack; `hash` is xxh3-128 over the bytes.

@@ -1,4 +1,4 @@
-"""Ledger records on their way to the log: every worker keeps those not known to be stored, the owner of slot 0 publishes.
+"""Ledger records on their way to the log: all workers keep those not known to be stored, the owner of slot 0 publishes.
 
 If it dies, the next owner of slot 0 publishes again from the last step that the ring knows to be stored: a record may
 appear twice in the log, never not at all.

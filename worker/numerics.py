@@ -10,8 +10,8 @@ import torch
 def contract() -> dict[str, str]:
     """Return this process's contract; two workers of one run must have equal ones.
 
-    The number of *configured* intra-op threads changes bits, the number of cores does not; so do the instruction set that
-    kernels are chosen for and the library's version (measured, docs/architecture.md).
+    The number of *configured* intra-op threads changes bits, the number of cores does not; so do the instruction set
+    that kernels are chosen for and the library's version (measured).
     """
     return {
         "torch": str(torch.__version__),

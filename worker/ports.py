@@ -1,4 +1,4 @@
-"""What the engine needs from outside: a place for events, spans and ledger records. In memory for a world of one and in tests."""
+"""What the engine needs from outside: a place for events, spans and ledger records; in memory for tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Memory:
         self.records: list[StepsCommitted] = []
         self.spans: list[Span] = []
 
-    def post(self, event: Event, *, trace: str = "") -> None:
+    def post(self, event: Event, *, trace: str = "") -> None:  # noqa: ARG002 - the port's signature
         """Keep the event."""
         self.events.append(event)
 
@@ -68,7 +68,7 @@ class Nowhere(Memory):
     def post(self, event: Event, *, trace: str = "") -> None:
         """Drop it."""
 
-    def store(self, record: StepsCommitted, stored: Callable[[], None]) -> None:
+    def store(self, record: StepsCommitted, stored: Callable[[], None]) -> None:  # noqa: ARG002 - the port's signature
         """Drop it; it counts as stored."""
         stored()
 

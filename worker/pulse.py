@@ -32,9 +32,8 @@ class Gauge:
         """A micro-batch was computed."""
         self._slots.append(seconds)
 
-    def committed(self, step: int, samples: int, loss: float | None, owners: int) -> None:
-        """A step was committed."""
-        del step, owners
+    def committed(self, samples: int, loss: float | None) -> None:
+        """A step of so many samples was committed."""
         self._samples += samples
         self._steps.append((time.monotonic(), samples))
         self._loss = loss

@@ -28,15 +28,23 @@ class Saving:
     """Takes snapshots between two steps and has them written or sent.
 
     Args:
-        worker, job: who we are.
-        directory: folder of all jobs' checkpoints, "" if this run takes none.
+        worker: who we are.
         tracked: what to copy.
         shared: requests of learners come through it.
+        job: name of the job.
+        directory: folder of all jobs' checkpoints, "" if this run takes none.
         post: publishes an event.
     """
 
     def __init__(
-        self, worker: str, job: str, directory: str, tracked: Tracked, shared: Exchange, post: Callable[[Event], None]
+        self,
+        worker: str,
+        tracked: Tracked,
+        shared: Exchange,
+        *,
+        job: str,
+        directory: str,
+        post: Callable[[Event], None],
     ) -> None:
         self._worker = worker
         self._shared = shared

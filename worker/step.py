@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .run import Run
 
 
 class Step:
@@ -18,33 +18,33 @@ class Step:
     tracked parameter's `.grad` is the mean over the global batch, the same bits on every worker.
 
     Attributes:
-        index: number of the step, from 0 over all epochs. A worker that was left out for a while comes back at a later one.
+        index: number of the step, from 0 over all epochs. A worker that was left out for a while comes back later.
         complete: the gradient is in place.
         loss: global mean loss once complete; None if `backward` was never used.
         generation: number of the world in which the step was completed, once complete.
     """
 
-    def __init__(self, session: Session, index: int) -> None:
+    def __init__(self, run: Run, index: int) -> None:
         self.index = index
         self.complete = False
         self.loss: float | None = None
         self.generation = 0
-        self._session = session
+        self._run = run
         self._slot_loss: list[torch.Tensor] = []
 
     @property
     def epoch(self) -> int:
         """Epoch that the step belongs to."""
-        return self._session.course.epoch_of(self.index)
+        return self._run.course.epoch_of(self.index)
 
     @property
     def ends_epoch(self) -> bool:
         """True for the last step of an epoch: where schedulers by epoch step."""
-        return (self.index + 1) % self._session.course.steps_an_epoch == 0
+        return (self.index + 1) % self._run.course.steps_an_epoch == 0
 
     def __iter__(self) -> Iterator[Any]:
         """Yield micro-batches until the step is complete."""
-        return self._session.work_on(self)
+        return self._run.work_on(self)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Backpropagate a micro-batch's mean loss, and count it in the step's loss.

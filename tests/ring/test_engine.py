@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from support.rings import PretendWorker, Rings, wait_until
 
 SLOTS, TOTAL = 8, 12

@@ -1,4 +1,4 @@
-"""Whole rings inside one process: real engines, real sockets on loopback, a pretend model, and a world log that the test writes."""
+"""Whole rings inside one process: real engines, real sockets, a pretend model, and a world log that the test writes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class PretendWorker:
             identity,
             self.shared,
             slots,
-            self.listener,
-            self.outlet,
+            listener=self.listener,
+            outlet=self.outlet,
             register=lambda incarnation, held: self.registered.append((incarnation, held)),
             loss_of=lambda result: float(result.buffer[4 * FLOATS : 4 * FLOATS + 8].view(np.float64)[0]),
         )
@@ -108,7 +108,7 @@ class PretendWorker:
             self._train()
         except SystemExit:
             return
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test reads it
             self.error = error
 
     def _train(self) -> None:

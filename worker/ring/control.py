@@ -1,4 +1,4 @@
-"""What a step agrees on besides its gradient: piece 0, merged along the ring as gradients are, made final by the last active.
+"""What a step agrees on besides its gradient: piece 0, merged along the ring, made final by the last active.
 
 Each active adds its wishes (`merge`, commutative); the last one settles them (`settle`, pure), and what it settles
 travels to everybody with the result. So these agreements need no service and no extra message.
@@ -74,7 +74,13 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
 
 
 def settle(
-    wishes: Wishes, owners: Sequence[Range], slots: int, generation: int, ring: Sequence[str], current: Collection[str]
+    wishes: Wishes,
+    owners: Sequence[Range],
+    slots: int,
+    *,
+    generation: int,
+    ring: Sequence[str],
+    current: Collection[str],
 ) -> Settled:
     """Decide the next step's owners and what else was asked.
 
@@ -112,7 +118,7 @@ def settle(
 
 
 def fits(plan: Plan, slots: int, generation: int, ring: Sequence[str], current: Collection[str]) -> bool:
-    """True if the plan may be used on this ring: right generation, covers all slots, live current members in ring order."""
+    """True if the plan may be used on this ring: its generation, all slots, current members, in ring order."""
     order = {worker: place for place, worker in enumerate(ring)}
     busy = [r.worker for r in plan.ranges if r.end > r.first]
     return (

@@ -1,4 +1,4 @@
-"""One TCP connection to a ring neighbour: ordered sends that never block the caller, receives that can be aborted at once.
+"""One TCP connection to a ring neighbour: ordered sends that never block, receives that can be aborted at once.
 
 Use: `link.send(...)` returns a ticket; a buffer handed in must stay unchanged until `link.done >= ticket`.
 `link.abort()` may be called from any thread: it shuts the socket down, which frees every blocked thread.

@@ -81,6 +81,7 @@ def take_previous(
     listener: Listener,
     generation: int,
     worker: str,
+    *,
     on_error: Callable[[], None],
     wait: Callable[[], None],
     moved: Callable[[], bool],
@@ -89,7 +90,8 @@ def take_previous(
 
     Args:
         listener: our listener.
-        generation, worker: whose connection.
+        generation: of the world being linked.
+        worker: whose connection.
         on_error: given to the link.
         wait: blocks until something arrived or the world moved (may return early).
         moved: True once a newer world exists.

@@ -1,7 +1,7 @@
 """The worker's one listening socket: accepts, checks the hello, keeps the connection until somebody asks for it.
 
 A connection of a *later* generation than we know of is kept: its dialer heard of the new world first. Connections of
-past generations are refused and closed. Each hello has its own short-lived thread, so garbage on the port delays nobody.
+past generations are refused and closed. Each hello has a short thread of its own: garbage on the port delays nobody.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Listener:
             try:
                 sock, _ = self._sock.accept()
             except OSError:
-                if self._closed:
-                    return
                 continue
             if not self._hellos.acquire(blocking=False):
                 sock.close()

@@ -33,7 +33,7 @@ class Entry:
         plan: newest plan heard for this generation.
         chain: result chain at `held`.
         digest: of its fresh, untrained state (0 otherwise): equal fresh states need no transfer.
-        memory: last step applied to the weights in its memory, also of an evicted member that is not current; -1: untrained.
+        memory: last step in its memory, also of an evicted member that is not current; -1: untrained or broken off.
         restorable: step count of the newest checkpoint it can reach, -1 if none.
         leaving: it wants out.
         finished: its script has left the step loop.
@@ -157,9 +157,9 @@ def heal(
 ) -> tuple[tuple[Range, ...], int]:
     """Give the slots of dead owners to their ring neighbours; survivors keep theirs.
 
-    A spare that stands between two surviving owners takes the gap there; else the left half goes to the owner before it and
-    the right half to the one after. If survivors no longer stand in slot order (the ring was re-ordered), the whole step is
-    split anew.
+    A spare that stands between two surviving owners takes the gap there; else the left half goes to the owner before it
+    and the right half to the one after. If survivors no longer stand in slot order (the ring was re-ordered), the whole
+    step is split anew.
 
     Args:
         known: owners of the step before the break, in slot order.

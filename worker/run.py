@@ -1,0 +1,422 @@
+"""The main thread's side of a run: hands slots to the script, applies results, copies, loads and restores state.
+
+One `Run` a session, made by `ring.steps(...)`. What it is told to do comes from `Exchange.take`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reknit.core.bus import Received
+from reknit.core.bus_thread import BusThread
+from reknit.core.context import WorkerContext
+from reknit.core.errors import CheckpointError, RefusedByJob, UsageError
+from reknit.core.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointRequested,
+    CheckpointRestored,
+    JobFinished,
+    Member,
+    ShardsPlanned,
+    Terms,
+    WorkerCaughtUp,
+    WorkerFinished,
+    WorkerLeaving,
+    WorkerRefused,
+    WorkerRegistered,
+    WorldChanged,
+)
+from reknit.core.layout import Layout
+from reknit.core.manifest import list_manifests
+from reknit.core.order import Course
+
+from . import numerics, restore, state
+from .batches import Batches
+from .engine import Engine, Identity
+from .exchange import Apply, Begin, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
+from .flat import Flat
+from .learning import Teacher
+from .ports import Outlet, Span
+from .pulse import Gauge
+from .ring.control import Plan
+from .ring.listener import Listener
+from .saving import Saving
+from .step import Step
+from .tracked import Tracked
+
+_AREAS = ("world", "shards", "checkpoint", "job")
+_BEAT = 0.25
+_WRITING = 60.0
+"""Seconds to finish checkpoint files at the end of a run."""
+
+
+class Left(SystemExit):
+    """This worker was drained or its run stopped: the process ends well, without the script's code after the loop."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+
+class Run:
+    """Everything that exists from the call of `ring.steps` on.
+
+    Args:
+        context: what the agent said; without a launcher the context of a world of one.
+        tracked: the tracked objects, complete.
+        batches: micro-batches of the course.
+        bus: None in a world of one.
+        outlet: where events go.
+
+    Attributes:
+        step, slot, samples: where the script is, for failure reports; slot -1 between two micro-batches.
+        members: workers of the newest running world, in ring order.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        tracked: Tracked,
+        batches: Batches,
+        *,
+        bus: BusThread | None,
+        outlet: Outlet,
+    ) -> None:
+        self.context = context
+        self.course: Course = batches.course
+        self.step = -1
+        self.slot = -1
+        self.samples: tuple[int, ...] = ()
+        self.members: tuple[str, ...] = ()
+        self._tracked = tracked
+        self._batches = batches
+        self._bus = bus
+        self._outlet = outlet
+        self._gauge = Gauge()
+        self._learned_at: float | None = None
+        self._flat = Flat(tracked, cached=self.course.slots + 8)
+        self.shared = Exchange(
+            context.worker, context.incarnation, self._flat.shape, self._used_slots, self.course.steps
+        )
+        self._teacher = Teacher(self.shared)
+        self._saving = Saving(
+            context.worker,
+            tracked,
+            self.shared,
+            job=context.job,
+            directory=context.checkpoint_dir,
+            post=outlet.post,
+        )
+        self._listener = (
+            Listener(context.job, context.worker, context.secret, context.host, self._arrived) if bus else None
+        )
+        self._engine = Engine(
+            Identity(context.job, context.run, context.node, context.worker, context.secret),
+            self.shared,
+            self.course.slots,
+            listener=self._listener,
+            outlet=outlet,
+            register=self._register,
+            loss_of=self._loss_of,
+        )
+        self._engine.fresh_digest = state.digest(tracked) or 1
+        self._engine.restorable = self._restorable()
+
+    def start(self) -> None:
+        """Start the engine, and register with the job (or be a world of one)."""
+        self._engine.start()
+        if self._bus is None:
+            self._engine.on_world(_alone(self.context))
+            return
+        self._bus.follow(self._hear, job=self.context.job, areas=_AREAS, from_seq=0)
+        self._bus.every(_BEAT, self._beat)
+        self._register(self.shared.incarnation, -1)
+
+    def close(self, *, failed: bool) -> None:
+        """End all threads and sockets; a checkpoint that is being written is finished unless the script failed."""
+        self._engine.close()
+        self._teacher.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._saving.close(0.0 if failed else _WRITING)
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def steps(self) -> Iterator[Step]:
+        """See `Ring.steps`."""
+        shared = self.shared
+        entered = self._take(None)
+        if not isinstance(entered, Begin):
+            raise AssertionError(f"a run begins with {entered}")  # noqa: TRY004 - a bug here, not a wrong argument
+        self.step = entered.step
+        while self.step < shared.total:
+            self._begin(self.step)
+            step = Step(self, self.step)
+            yield step
+            if not step.complete:
+                raise UsageError(
+                    f"the loop over the micro-batches of step {step.index} was left early",
+                    hint="iterate `for batch in step:` to its end before the optimizer's step",
+                )
+            self.step = step.index + 1
+        self._finish()
+
+    def work_on(self, step: Step) -> Iterator[Any]:
+        """Compute slots as they are handed out until the step's result is there; yields micro-batches."""
+        while not step.complete:
+            match self._take(step):
+                case Compute(number, slot, orphan):
+                    began = time.monotonic()
+                    yield self._begin_slot(number, slot)
+                    self._end_slot(step, number, slot)
+                    seconds = time.monotonic() - began
+                    self._gauge.slot_took(seconds)
+                    if orphan:
+                        self._outlet.span(
+                            Span("step.recompute", seconds, seconds, self._engine.trace, {"step": number, "slot": slot})
+                        )
+                case Apply(number, result):
+                    self._apply(step, number, result)
+                case Begin(number):
+                    step.index = number
+
+    def _begin_slot(self, number: int, slot: int) -> Any:
+        self._flat.begin_slot()
+        self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
+        return self._batches.fetch(number, slot)
+
+    def _end_slot(self, step: Step, number: int, slot: int) -> None:
+        buffer = self.shared.buffer()
+        self._flat.collect(
+            buffer,
+            weight=len(self.samples) / self.course.micro_batch,
+            loss=step.take_slot_loss(),
+            samples=len(self.samples),
+        )
+        self.shared.put(number, slot, buffer)
+        self.slot, self.samples = -1, ()
+
+    def _apply(self, step: Step, number: int, result: Result) -> None:
+        first, end = self.course.span(number)
+        self._saving.wait()
+        summary = self._flat.apply(result.buffer, (end - first) / self.course.micro_batch)
+        self._batches.settle(number)
+        self._saving.agreed(result.of)
+        self._gauge.committed(end - first, summary.loss)
+        step.loss = summary.loss
+        step.generation = result.of.generation
+        step.complete = True
+        self.shared.enter("user")
+
+    def _take(self, step: Step | None) -> Compute | Apply | Begin | Done:
+        """Next work for the loop; copies, loads and restores are done on the way. `Begin`: the state is that step's."""
+        shared = self.shared
+        while True:
+            match shared.take():
+                case Leave(reason):
+                    raise Left(reason)
+                case Restore():
+                    self._restore()
+                case Load(copy):
+                    self._saving.wait()
+                    state.load(self._tracked, Layout.decode(copy.layout), copy.memory)
+                    self._flat.commit_buffers()
+                    self._engine.ledger.take_over(copy.ledger)
+                    self._learned_at = time.monotonic()
+                    shared.loaded(copy.step)
+                    if step is not None:
+                        self._begin(copy.step)
+                    return Begin(copy.step)
+                case Copy(number):
+                    self._flat.restore_buffers()
+                    self._saving.copy_for_learners(
+                        number, self._chain_before(number), shared.generation, self._engine.ledger.export()
+                    )
+                case Compute() | Apply() | Begin() | Done() as work:
+                    return work
+
+    def _chain_before(self, step: int) -> int:
+        with self.shared.cv:
+            before = self.shared.results.get(step - 1)
+            return before.of.chain if before is not None else self.shared.chain
+
+    def _begin(self, step: int) -> None:
+        shared = self.shared
+        self._saving.begin(step)
+        shared.begin(step)
+        if self._learned_at is not None and step >= shared.step:
+            seconds, self._learned_at = time.monotonic() - self._learned_at, None
+            self._outlet.post(
+                WorkerCaughtUp(
+                    worker=shared.worker,
+                    incarnation=shared.incarnation,
+                    generation=shared.generation,
+                    step=step,
+                    seconds=seconds,
+                )
+            )
+
+    def _finish(self) -> None:
+        """After the last step: serve learners until everybody has the last result, then say so."""
+        shared = self.shared
+        stopped = shared.total < self.course.steps
+        self._begin(self.step)
+        shared.enter("finish")
+        while not isinstance(work := self._take(None), Done):
+            if not isinstance(work, Begin):  # left out and taken in again meanwhile: the state received is the last
+                raise AssertionError(f"{work} after the last step")  # noqa: TRY004 - a bug here
+            self._begin(work.step)
+        self._saving.wait()
+        self._saving.close(_WRITING)
+        self._outlet.post(
+            WorkerFinished(
+                worker=shared.worker,
+                incarnation=shared.incarnation,
+                generation=shared.generation,
+                step=shared.total,
+                state_hash=f"{state.digest(self._tracked):016x}",
+            )
+        )
+        if stopped:
+            raise Left("the run was stopped")
+
+    def _used_slots(self, step: int) -> int:
+        first, end = self.course.span(step)
+        return -(-(end - first) // self.course.micro_batch)
+
+    def _loss_of(self, result: Result) -> float | None:
+        return self._flat.summary(result.buffer).loss
+
+    # ------------------------------------------------------------------------------------------- the job
+
+    def leave(self, reason: str) -> None:
+        """Ask to be planned out; the loop ends at a step boundary with `Left`."""
+        shared = self.shared
+        with shared.cv:
+            if shared.leaving:
+                return
+            shared.leaving = reason
+            if shared.generation == 0:
+                shared.left = reason
+            shared.cv.notify_all()
+        self._outlet.post(WorkerLeaving(worker=shared.worker, incarnation=shared.incarnation, reason=reason))
+
+    def _arrived(self) -> None:
+        if self._listener is not None:
+            self._teacher.arrived(self._listener)
+        self.shared.notify()
+
+    def _register(self, incarnation: int, held: int) -> None:
+        context, course = self.context, self.course
+        self._outlet.post(
+            WorkerRegistered(
+                worker=context.worker,
+                incarnation=incarnation,
+                node=context.node,
+                run=context.run,
+                pid=os.getpid(),
+                address=self._listener.address if self._listener else "",
+                terms=Terms(
+                    slots=course.slots,
+                    micro_batch=course.micro_batch,
+                    samples=course.samples,
+                    epochs=course.epochs,
+                    seed=course.seed,
+                    parameters=self._tracked.signature(),
+                    numerics=numerics.contract(),
+                ),
+                has_state_of=held,
+                client_id=self._bus.client_id if self._bus else 0,
+            )
+        )
+
+    def _hear(self, received: Received) -> None:
+        event, engine, shared = received.event, self._engine, self.shared
+        match event:
+            case WorldChanged():
+                if event.status == "running":
+                    self.members = tuple(m.worker for m in event.members)
+                engine.on_world(event, received.trace)
+            case ShardsPlanned():
+                engine.on_plan(Plan(event.generation, event.version, event.ranges))
+            case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
+                self._saving.hear(event)
+            case WorkerRefused():
+                if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
+                    shared.fail(RefusedByJob(event.reason))
+            case JobFinished():
+                if event.run == self.context.run and event.outcome != "completed":
+                    with shared.cv:
+                        shared.left = shared.left or f"the run is over: {event.outcome}"
+                        shared.cv.notify_all()
+            case _:
+                pass
+
+    def _beat(self) -> None:
+        if self._bus is not None:
+            self._bus.beat(self.context.job, self._gauge.pulse(self.shared, self.course))
+
+    # ------------------------------------------------------------------------------------------- restore
+
+    def _restorable(self) -> int:
+        """Steps in the newest checkpoint of this run (to resume: of the job) that this worker can see, or -1."""
+        context = self.context
+        if not context.checkpoint_dir:
+            return -1
+        run = "" if context.resume else context.run
+        for listed in list_manifests(Path(context.checkpoint_dir), context.job):
+            if not listed.foreign and listed.manifest is not None and (not run or listed.manifest.run == run):
+                return listed.manifest.step
+        return -1
+
+    def _restore(self) -> None:
+        """Nobody has the run's state: take the newest checkpoint that verifies, or what this worker was built with."""
+        context, shared = self.context, self.shared
+        found: restore.Restored | None = None
+        skipped: tuple[str, ...] = ()
+        if context.checkpoint_dir:
+            run = "" if context.resume else context.run
+            found, skipped = restore.newest_state(Path(context.checkpoint_dir), context.job, run=run)
+        step = chain = 0
+        if found is not None:
+            manifest = found.manifest
+            if manifest.seed != self.course.seed or manifest.step > self.course.steps:
+                raise CheckpointError(
+                    f"checkpoint {manifest.checkpoint} is of another course: seed {manifest.seed}, "
+                    f"step {manifest.step}; here seed {self.course.seed}, {self.course.steps} steps",
+                    hint="resume with the script and flags of the run that wrote it",
+                )
+            state.load(self._tracked, found.layout, found.memory)
+            self._flat.commit_buffers()
+            step, chain = manifest.step, manifest.chain
+        if found is not None or shared.generation > 1:
+            self._outlet.post(
+                CheckpointRestored(
+                    run=context.run,
+                    checkpoint=found.manifest.checkpoint if found is not None else "",
+                    step=step,
+                    worker=context.worker,
+                    generation=shared.generation,
+                    chain=chain,
+                    skipped=skipped,
+                )
+            )
+        shared.restored(step, chain)
+
+
+def drain_soon(run: Run, reason: str) -> None:
+    """Ask the run to leave, from a signal handler: a thread of its own takes the locks."""
+    threading.Thread(target=run.leave, args=(reason,), name="drain", daemon=True).start()
+
+
+def _alone(context: WorkerContext) -> WorldChanged:
+    me = Member(worker=context.worker, incarnation=context.incarnation, node=context.node, pid=os.getpid(), address="")
+    return WorldChanged(
+        generation=1, run=context.run, status="running", members=(me,), reason="no launcher: a world of one"
+    )
