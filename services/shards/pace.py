@@ -118,7 +118,7 @@ def describe(now: Sequence[Range], then: Sequence[Range], seconds: Mapping[str, 
     had, gets = _count(now, slowest), _count(then, slowest)
     return (
         f"{slowest} computes a slot in {seconds[slowest] * 1e3:.0f} ms, the others in {usual * 1e3:.0f} ms: "
-        f"{gets} slots instead of {had}; {won}"
+        f"{gets} of {then[-1].end} slots instead of {had}; {won}"
     )
 
 

@@ -26,7 +26,8 @@ class Watched(Desk[View]):
         self.step = 0
         self.free = 8 << 30
         self.publish(
-            JobSubmitted(run="r1", script="t.py", max_nodes=len(workers), **spec), *(registered(w, TERMS) for w in workers)
+            JobSubmitted(run="r1", script="t.py", max_nodes=len(workers), **spec),
+            *(registered(w, TERMS) for w in workers),
         )
         self.publish(world(1, *(member(w) for w in workers)))
         self.tick(0.25)
@@ -104,9 +105,7 @@ class Watched(Desk[View]):
         """What is on the log: (alert, subject, state) of at least this severity."""
         order = ("info", "warning", "critical")
         return [
-            (a.alert, a.subject, a.state)
-            for a in self.events(Alert)
-            if order.index(a.severity) >= order.index(least)
+            (a.alert, a.subject, a.state) for a in self.events(Alert) if order.index(a.severity) >= order.index(least)
         ]
 
     def alert(self, name: str) -> Alert:

@@ -39,11 +39,15 @@ def workers(view: View, now: float) -> Iterable[Finding] | None:
 
 
 def nodes(view: View, now: float) -> Iterable[Finding] | None:
-    """An agent's heartbeats do not come while others are heard."""
+    """An agent's heartbeats do not come while others are heard, and the world has members of its node.
+
+    An agent that dies takes its workers with it: that is told by worker, and the silence after it is no news.
+    """
     if view.status.finished is not None:
         return ()
     if view.deaf(now) or view.since_listening(now) < SILENT:
         return None
+    needed = {worker.node for worker in view.status.members}
     return [
         Finding(
             "node-silent",
@@ -54,7 +58,7 @@ def nodes(view: View, now: float) -> Iterable[Finding] | None:
             release=1.0,
         )
         for node in view.status.nodes.values()
-        if node.up and now - max(node.heard or 0.0, view.listening or 0.0) > SILENT
+        if node.up and node.node in needed and now - max(node.heard or 0.0, view.listening or 0.0) > SILENT
     ]
 
 
