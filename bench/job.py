@@ -1,0 +1,224 @@
+"""A reknit job under measurement: real launchers, broker, services and workers in a home of their own.
+
+Used like this:
+
+    job = Job(offspring, home, "train.py", ["--flag"], workers=3)
+    job.start()
+    with job.listening() as (bus, log):     # the job's events as they come
+        wait_for("a death", lambda: log.of(WorkerExited), 10.0)
+    job.stop()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offspring import Offspring
+
+from reknit.core.bus import Received
+from reknit.core.bus_thread import BusThread
+from reknit.core.context import Endpoint
+from reknit.core.errors import ControlPlaneUnreachable
+from reknit.core.events import Event
+from reknit.core.home import Home
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+NAME = "bench"
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+class NotInTime(Exception):
+    """Something did not happen within its deadline."""
+
+
+def wait_for(what: str, look: Callable[[], T | None], within: float, every: float = 0.005) -> T:
+    """Return the first value of `look` that is neither None nor False.
+
+    Raises:
+        NotInTime: there was none within so many seconds.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        found = look()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() > deadline:
+            raise NotInTime(f"{what}: not within {within:g} s")
+        time.sleep(every)
+
+
+class Log:
+    """A job's events as they come, from the first one on."""
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self._heard: list[Callable[[Received], None]] = []
+        self._lock = threading.Lock()
+
+    def hear(self, received: Received) -> None:
+        """Take in the next event (on the bus thread)."""
+        self.received.append(received)
+        for call in self._heard:
+            call(received)
+
+    def on_event(self, call: Callable[[Received], None]) -> None:
+        """Call something for each event from now on, at once and on the bus thread."""
+        self._heard.append(call)
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Return all events of a kind so far."""
+        return [r.event for r in self.received if isinstance(r.event, kind)]
+
+    def places(self, kind: type[E], suits: Callable[[E], bool] = lambda _event: True) -> list[int]:
+        """Return the sequences in the log of the events of a kind that suit."""
+        return [r.seq for r in self.received if isinstance(r.event, kind) and suits(r.event)]
+
+
+class Job:
+    """See the module."""
+
+    def __init__(
+        self,
+        offspring: Offspring,
+        home: Path,
+        script: str,
+        args: Sequence[str] = (),
+        *,
+        workers: int = 1,
+        nodes: int = 1,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            offspring: whose processes they are.
+            home: REKNIT_HOME, an empty folder.
+            script: file name in bench/scripts.
+            args: for the script.
+            workers: on each node.
+            nodes: more than one: a broker of `reknit up`, and one `reknit run` a node.
+            flags: more flags of `reknit run`.
+            env: for all processes.
+        """
+        self._offspring = offspring
+        self.home = home
+        self._script = SCRIPTS / script
+        self._args = tuple(args)
+        self._workers = workers
+        self.nodes = [f"n{i}" for i in range(nodes)]
+        self._flags = tuple(flags)
+        self._env = {"REKNIT_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})}
+        self._up: subprocess.Popen[bytes] | None = None
+        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def log_file(self) -> Path:
+        """What launchers and workers print."""
+        return self.home / "printed.log"
+
+    def start(self) -> None:
+        """Start the job on all its nodes.
+
+        Raises:
+            NotInTime: `reknit up` does not come up.
+        """
+        if len(self.nodes) > 1:
+            self._up = self._reknit("plane", "up", "--foreground")
+            wait_for("reknit up", (self.home / "up" / "up.json").is_file, 60.0)
+        for node in self.nodes:
+            self.start_node(node)
+
+    def start_node(self, node: str) -> None:
+        """Start a node's launcher."""
+        most = len(self.nodes)
+        flags = ["--job", NAME, "--node", node, "--nproc-per-node", str(self._workers), "--threads", "1"]
+        flags += ["--nnodes", f"1:{most}"] if most > 1 else ["--standalone"]
+        self.launchers[node] = self._reknit(node, "run", *flags, *self._flags, str(self._script), *self._args)
+
+    def kill_node(self, node: str) -> float:
+        """SIGKILL all processes of a node; returns when."""
+        at = self._offspring.kill(node)
+        self.launchers.pop(node).wait()
+        return at
+
+    def _reknit(self, tag: str, *args: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "reknit.cli", *args]
+        return self._offspring.start(command, tag=tag, log=self.log_file, env=self._env, cwd=self.home)
+
+    def ask(self, *args: str) -> Any:
+        """Run a verb with --json and return the document it prints.
+
+        Raises:
+            RuntimeError: it failed; the text is what it said.
+        """
+        command = [sys.executable, "-P", "-m", "reknit.cli", *args, "--json", "--job", NAME]
+        env = self._offspring.environment("verb", self._env)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise RuntimeError(f"reknit {' '.join(args)}: exit {done.returncode}: {done.stderr.strip()}") from None
+
+    def endpoint(self) -> Endpoint | None:
+        """Where the job's broker is, None if it is not up yet."""
+        home = Home.at(str(self.home))
+        return home.up.endpoint() if self._up else home.job(NAME).endpoint()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[tuple[BusThread, Log]]:
+        """Hear the job's events from the first one on."""
+        wait_for("the broker's address", self.endpoint, 60.0)
+        bus = wait_for("the broker", self._connected, 60.0)
+        log = Log()
+        try:
+            bus.follow(log.hear, job=NAME)
+            yield bus, log
+        finally:
+            bus.close(0.5)
+
+    def _connected(self) -> BusThread | None:
+        endpoint = self.endpoint()
+        assert endpoint is not None
+        bus = BusThread(endpoint, "bench")
+        try:
+            bus.start(2.0)
+        except ControlPlaneUnreachable:
+            return None
+        return bus
+
+    def ended(self) -> bool:
+        """True when no launcher runs any more."""
+        return all(process.poll() is not None for process in self.launchers.values())
+
+    def wait(self, within: float) -> int:
+        """Wait for the end of the job and return the first node's exit code.
+
+        Raises:
+            NotInTime: it does not end.
+        """
+        wait_for("the end of the job", self.ended, within)
+        return next(iter(self.launchers.values())).returncode
+
+    def stop(self, within: float = 30.0) -> None:
+        """End the job politely, by force what does not end in time."""
+        for process in self.launchers.values():
+            if process.poll() is None:
+                process.terminate()
+        with contextlib.suppress(NotInTime):
+            wait_for("the end of the job", self.ended, within, every=0.05)
+        for node in [*self.launchers, "plane"]:
+            self._offspring.kill(node)
+
+    def printed(self) -> str:
+        """Return the end of what launchers and workers printed."""
+        return self.log_file.read_text(errors="replace")[-3000:] if self.log_file.exists() else ""
