@@ -14,7 +14,15 @@ from .guard import AGENT_PID, stand_guard
 
 PRELOAD = "REKNIT_PRELOAD"
 """Modules to load instead of the usual ones, with commas between; a script that needs more than torch may name that."""
-WARM = ("numpy", "torch", "reknit", "reknit.core.bus_thread", "reknit.worker.session", "reknit.worker.child")
+WARM = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # the first optimizer made in a process imports it: 2 to 8 s for each worker
+    "reknit",
+    "reknit.core.bus_thread",
+    "reknit.worker.session",
+    "reknit.worker.child",
+)
 
 
 def _enter() -> None:
