@@ -445,9 +445,7 @@ class Bus:
         before, self._state = self._state, state
         if before is not None and before.created != state.created:
             # Somebody started the broker over an empty store. What was is gone; what is now is heard from its start.
-            _log.error(
-                "the broker came back with another log: earlier events are lost", was=before.last, now=state.last
-            )
+            _log.error("the broker came back with another log: earlier events are lost", now=state.last)
             for follow in self._follows:
                 follow.restart()
 

@@ -270,15 +270,17 @@ class Journal:
     async def _pull(self, consumer: str, count: int, sink: Callable[[Stored], None]) -> None:
         inbox = self._connection.new_inbox()
         woken = asyncio.Event()
-        got, status, lost = 0, "", False
+        got, status, lost, number = 0, "", False, 0
 
         def on_message(message: Msg) -> None:
             nonlocal got, status
             woken.set()
             headers = message.headers or {}
             if "Status" in headers:
-                # 404: no more there; 408: out of time; 409: the next one would not fit into the bytes of this pull.
-                status = f"{headers['Status']} {headers.get('Description', '')}"
+                # 404: no more there; 409: the next one would not fit into the bytes of this pull. The end of a pull
+                # that had all its messages may be told late ("409 Batch Completed"), when the next one runs already.
+                if message.subject == f"{inbox}.{number}":
+                    status = f"{headers['Status']} {headers.get('Description', '')}"
                 return
             got += 1
             seq = _sequence(message.reply)
@@ -291,13 +293,14 @@ class Journal:
             woken.set()
 
         self._connection.on_lost.append(on_lost)
-        listener = await self._connection.listen(inbox, on_message, bounded=False)
+        listener = await self._connection.listen(f"{inbox}.*", on_message, bounded=False)
         try:
             while count > 0:
-                got, status = 0, ""
+                got, status, number = 0, "", number + 1
                 batch = min(_BATCH, count)
                 pull = json.dumps({"batch": batch, "max_bytes": _BATCH_BYTES, "no_wait": True}).encode()
-                await self._connection.send(f"{_API}.CONSUMER.MSG.NEXT.{STREAM}.{consumer}", pull, reply=inbox)
+                next_ = f"{_API}.CONSUMER.MSG.NEXT.{STREAM}.{consumer}"
+                await self._connection.send(next_, pull, reply=f"{inbox}.{number}")
                 while got < batch and not status:
                     woken.clear()
                     if lost:
