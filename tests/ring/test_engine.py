@@ -52,10 +52,12 @@ def test_different_fresh_states_are_made_equal_before_the_first_step(rings, calm
 def test_a_join_in_the_middle(rings, calm):
     for n in ("a", "b"):
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    gate = rings.workers["b"].pause_at(4, 5)
     rings.world(["a", "b"])
-    wait_until(lambda: len(rings.workers["a"].applied) >= 3)
+    wait_until(lambda: rings.workers["b"].paused)
     c = rings.add(PretendWorker("c", slots=SLOTS, total=TOTAL, seed=7))
     rings.world(["a", "b", "c"])
+    gate.set()
     assert set(rings.finish(["a", "b", "c"])) == {calm}
     assert c.applied or c.shared.main_step == TOTAL
 
@@ -68,9 +70,10 @@ def test_a_kill_at_any_moment_keeps_the_bits_and_the_survivors_work(rings, calm,
     moment = (rng.randrange(1, TOTAL - 1), rng.randrange(SLOTS))
     for n in names:
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
-    rings.world(names)
     w = rings.workers[victim]
-    wait_until(lambda: w.shared.step >= moment[0])
+    w.pause_at(*moment)
+    rings.world(names)
+    wait_until(lambda: w.paused)
     w.kill()
     rest = [n for n in names if n != victim]
     rings.world(rest)
@@ -85,8 +88,9 @@ def test_a_kill_while_the_ring_is_being_mended(rings, calm):
     names = ["a", "b", "c", "d"]
     for n in names:
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    rings.workers["b"].pause_at(4)
     rings.world(names)
-    wait_until(lambda: rings.workers["b"].shared.step >= 4)
+    wait_until(lambda: rings.workers["b"].paused)
     rings.workers["b"].kill()
     rings.workers["c"].kill()
     rings.world(["a", "c", "d"])
@@ -98,8 +102,9 @@ def test_only_one_survivor(rings, calm):
     names = ["a", "b", "c"]
     for n in names:
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    rings.workers["a"].pause_at(4)
     rings.world(names)
-    wait_until(lambda: rings.workers["a"].shared.step >= 4)
+    wait_until(lambda: rings.workers["a"].paused)
     rings.workers["a"].kill()
     rings.workers["c"].kill()
     rings.world(["b"])
@@ -110,11 +115,13 @@ def test_an_evicted_worker_comes_back_and_learns(rings, calm):
     names = ["a", "b", "c"]
     for n in names:
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    gate = rings.workers["b"].pause_at(4, 3)
     rings.world(names)
-    wait_until(lambda: rings.workers["a"].shared.step >= 3)
+    wait_until(lambda: rings.workers["b"].paused)
     rings.world(["a", "b"])
     wait_until(lambda: bool(rings.workers["c"].registered))
     rings.world(["a", "b", "c"])
+    gate.set()
     assert set(rings.finish(names)) == {calm}
 
 
@@ -122,12 +129,16 @@ def test_a_drained_worker_leaves_at_a_step_boundary(rings, calm):
     names = ["a", "b", "c"]
     for n in names:
         rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    gate = rings.workers["a"].pause_at(4)
     rings.world(names)
-    wait_until(lambda: rings.workers["a"].shared.step >= 3)
+    wait_until(lambda: rings.workers["a"].paused)
+    later = rings.workers["c"].pause_at(6)
+    gate.set()
     b = rings.workers["b"]
     with b.shared.cv:
         b.shared.leaving = "asked"
     wait_until(lambda: b.shared.leaving == "idle")
     rings.world(["a", "c"])
+    later.set()
     wait_until(lambda: b.outcome.startswith("left"))
     assert set(rings.finish(["a", "c"])) == {calm}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Literal, TypeVar
 
 import psutil
 
-from reknit.core.bus import Bus, Received
+from reknit.core.bus_thread import BusThread
 from reknit.core.context import AGENT, AgentContext, Endpoint, to_env
 from reknit.core.events import (
     Event,
@@ -76,6 +75,7 @@ class AgentUnderTest:
         self.job = self.context.job
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
+        self._bus: BusThread | None = None
 
     def start(self, env: dict[str, str] | None = None, stdout: int | None = None) -> AgentUnderTest:
         self.process = subprocess.Popen(
@@ -86,6 +86,7 @@ class AgentUnderTest:
             stderr=self.err.open("ab"),
             stdin=subprocess.DEVNULL,
             cwd=self.folder,
+            start_new_session=True,
         )
         return self
 
@@ -124,14 +125,17 @@ class AgentUnderTest:
     def log(self, worker: str = "w0-0") -> str:
         return (self.folder / "logs" / f"{worker}.log").read_text(errors="replace")
 
-    def publish(self, *events: Event) -> None:
-        async def send() -> None:
-            bus = await Bus.connect(self.endpoint, source="test")
-            for event in events:
-                await bus.publish(self.job, event)
-            await bus.close()
+    @property
+    def bus(self) -> BusThread:
+        """The test's own connection."""
+        if self._bus is None:
+            self._bus = BusThread(self.endpoint, "test")
+            self._bus.start()
+        return self._bus
 
-        asyncio.run(send())
+    def publish(self, *events: Event) -> None:
+        for event in events:
+            self.bus.publish(self.job, event)
 
     def submit(self) -> AgentUnderTest:
         self.publish(JobSubmitted(run=self.context.run, script=str(self.script)))
@@ -139,14 +143,8 @@ class AgentUnderTest:
 
     def events(self, kind: type[E]) -> list[E]:
         """All events of a kind that the job's log holds now."""
-
-        async def read() -> list[Received]:
-            bus = await Bus.connect(self.endpoint, source="test")
-            found = await bus.backlog(job=self.job)
-            await bus.close()
-            return found
-
-        return [r.event for r in asyncio.run(read()) if isinstance(r.event, kind)]
+        found = self.bus.call(lambda bus: bus.backlog(job=self.job), timeout=PATIENCE)
+        return [r.event for r in found if isinstance(r.event, kind)]
 
     def event(self, kind: type[E], number: int = 1, seconds: float = PATIENCE) -> E:
         """Wait for the n-th event of a kind."""
@@ -199,7 +197,11 @@ class AgentUnderTest:
         self.publish(JobFinished(run=self.context.run, outcome=outcome, reason=reason, root_worker=root))
 
     def end(self) -> None:
+        """End the agent and all that was ever seen below it."""
         self.descendants()
+        if self._bus is not None:
+            self._bus.close(0.0)
+            self._bus = None
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

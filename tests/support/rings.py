@@ -58,6 +58,7 @@ class PretendWorker:
         self.registered: list[tuple[int, int]] = []
         self.outcome = ""
         self.error: BaseException | None = None
+        self.paused = False
         self.hold: Callable[[int, int], None] = lambda step, slot: None
         self.shared = Exchange(name, 1, SHAPE, used or (lambda step: slots), total)
         self.teacher = Teacher(self.shared)
@@ -78,6 +79,19 @@ class PretendWorker:
     def _arrived(self) -> None:
         self.teacher.arrived(self.listener)
         self.shared.notify()
+
+    def pause_at(self, step: int, slot: int = 0) -> threading.Event:
+        """Stop computing at the first slot of this worker at or after (step, slot); goes on when the event is set."""
+        gate = threading.Event()
+        self.paused = False
+
+        def hold(now: int, at: int) -> None:
+            while (now, at) >= (step, slot) and not gate.is_set() and not self.shared.closed:
+                self.paused = True
+                gate.wait(0.001)
+
+        self.hold = hold
+        return gate
 
     def start(self) -> None:
         self.engine.start()

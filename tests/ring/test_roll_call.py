@@ -1,0 +1,188 @@
+"""The roll call's decision and the healing of owners: tables and properties."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reknit.core import plan as plans
+from reknit.core.events import Range
+from reknit.worker.ring import control, roll_call
+from reknit.worker.ring.control import Plan
+from reknit.worker.ring.roll_call import Diverged, Entry, decide, heal
+
+
+def ranges(text: str) -> tuple[Range, ...]:
+    """`a:0-3 b:3-8` as ranges."""
+    return tuple(
+        Range(worker=w, first=int(f), end=int(e))
+        for w, span in (part.split(":") for part in text.split())
+        for f, e in (span.split("-"),)
+    )
+
+
+def entry(worker: str, held: int, **fields) -> Entry:
+    values = {"role": "active", "current": True, "waiting": False, "chain": 100 + held} | fields
+    return Entry(worker=worker, incarnation=1, held=held, **values)
+
+
+@pytest.mark.parametrize(
+    ("known", "ring", "spares", "healed", "orphans"),
+    [
+        ("a:0-4 b:4-8", "a b", "", "a:0-4 b:4-8", 0),
+        ("a:0-3 b:3-6 c:6-8", "a c", "", "a:0-5 c:5-8", 3),  # the odd slot goes to the left
+        ("a:0-3 b:3-6 c:6-8", "b c", "", "b:0-6 c:6-8", 3),  # the first died
+        ("a:0-3 b:3-6 c:6-8", "a b", "", "a:0-3 b:3-8", 2),  # the last died
+        ("a:0-2 b:2-4 c:4-6 d:6-8", "a d", "", "a:0-4 d:4-8", 4),  # two neighbours died
+        ("a:0-2 b:2-4 c:4-6 d:6-8", "c", "", "c:0-8", 6),  # all but one
+        ("a:0-3 b:3-6 c:6-8", "a s c", "s", "a:0-3 s:3-6 c:6-8", 3),  # a spare in the dead one's place
+        ("a:0-3 b:3-6 c:6-8", "a c s", "s", "a:0-5 c:5-8", 3),  # a spare elsewhere does not help
+        ("a:0-4 b:4-8", "s", "s", "s:0-8", 8),  # only a spare is left
+        ("a:0-3 b:3-6 c:6-8", "c b a", "", "c:0-3 b:3-6 a:6-8", 5),  # re-ordered: a fresh split, b keeps its own
+    ],
+)
+def test_heal(known, ring, spares, healed, orphans):
+    assert heal(ranges(known), ring.split(), ring.split(), 8, spares.split()) == (ranges(healed), orphans)
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.data())
+def test_heal_covers_and_keeps(slots, count, data):
+    workers = [f"w{i}" for i in range(count)]
+    known = tuple(r for r in plans.split(slots, workers) if r.end > r.first)
+    alive = data.draw(st.lists(st.sampled_from(workers), min_size=1, unique=True))
+    ring = [w for w in workers if w in alive]
+    healed, orphans = heal(known, ring, ring, slots)
+    assert plans.covers(healed, slots)
+    assert [r.worker for r in healed] == [w for w in ring if w in {r.worker for r in healed}]
+    kept = {r.worker: r for r in known if r.worker in alive}
+    for worker, r in kept.items():
+        now = next(h for h in healed if h.worker == worker)
+        assert now.first <= r.first and now.end >= r.end, "a survivor lost a slot"
+    assert orphans == slots - sum(r.end - r.first for r in kept.values())
+
+
+def test_all_at_one_step():
+    owners = ranges("a:0-4 b:4-8")
+    d = decide([entry("a", 6, owners=owners), entry("b", 6, owners=owners, computed=(4, 5))], 8, 3)
+    assert (d.furthest, d.step, d.donor, d.lacking, d.owners, d.orphans, d.kept) == (6, 7, "", (), owners, 0, 2)
+
+
+def test_one_lacks_the_furthest_result():
+    owners = ranges("a:0-4 b:4-8")
+    d = decide([entry("a", 6, owners=owners), entry("b", 5, owners=ranges("a:0-8"))], 8, 3)
+    assert (d.furthest, d.donor, d.lacking, d.owners) == (6, "a", ("b",), owners)
+
+
+def test_a_death_gives_the_slots_to_the_neighbours():
+    owners = ranges("a:0-3 x:3-6 b:6-8")
+    d = decide([entry("a", 6, owners=owners, computed=(0, 1)), entry("b", 6, owners=owners)], 8, 3)
+    assert (d.owners, d.orphans, d.kept) == (ranges("a:0-5 b:5-8"), 3, 2)
+    assert "3 orphaned slots" in d.words
+
+
+def test_a_joiner_learns_from_a_holder_of_the_furthest_result():
+    owners = ranges("a:0-4 b:4-8")
+    joiner = entry("c", -1, current=False, waiting=True)
+    d = decide([entry("a", 5, owners=()), entry("b", 6, owners=owners), joiner], 8, 3)
+    assert d.learners == (("c", "b"),)
+    assert d.current == {"a", "b"}
+    assert d.owners == owners
+
+
+def test_several_joiners_are_spread_over_the_donors():
+    owners = ranges("a:0-4 b:4-8")
+    joiners = [entry(n, -1, current=False, waiting=True) for n in ("c", "d")]
+    d = decide([entry("a", 6, owners=owners), entry("b", 6, owners=owners), *joiners], 8, 3)
+    assert {donor for _, donor in d.learners} == {"a", "b"}
+
+
+def test_cold_start_prefers_memory_then_checkpoint_then_the_first():
+    cold = {"current": False, "waiting": True}
+    assert decide([entry("a", -1, **cold), entry("b", -1, **cold)], 8, 1).leader == "a"
+    assert decide([entry("a", -1, **cold), entry("b", -1, restorable=40, **cold)], 8, 1).leader == "b"
+    assert decide([entry("a", -1, restorable=40, **cold), entry("b", 50, memory=50, **cold)], 8, 1).leader == "b"
+    assert decide([entry("a", -1, restorable=60, **cold), entry("b", 50, memory=50, **cold)], 8, 1).leader == "a"
+
+
+def test_equal_fresh_states_need_no_transfer_and_all_begin():
+    d = decide(
+        [entry("a", -1, digest=7), entry("b", -1, digest=7, current=False, waiting=True),
+         entry("c", -1, digest=8, current=False, waiting=True)], 8, 1,
+    )  # fmt: skip
+    assert d.current == {"a", "b"}
+    assert d.learners == (("c", "a"),) or d.learners == (("c", "b"),)
+    assert {r.worker for r in d.owners} == {"a", "b", "c"}
+
+
+def test_spares_and_leavers_do_not_begin():
+    d = decide([entry("a", -1), entry("b", -1, role="spare"), entry("c", -1, leaving=True)], 8, 1)
+    assert d.owners == ranges("a:0-8")
+
+
+def test_a_heard_plan_is_used_for_a_step_that_nobody_has_begun():
+    plan = Plan(4, 1, ranges("a:0-6 b:6-8"))
+    assert decide([entry("a", -1, plan=plan), entry("b", -1)], 8, 4).owners == plan.ranges
+    assert decide([entry("a", -1, plan=plan), entry("b", -1)], 8, 5).owners == ranges("a:0-4 b:4-8")
+
+
+def test_different_results_of_one_step_are_never_passed_over():
+    with pytest.raises(Diverged, match="a and b"):
+        decide([entry("a", 6, chain=1), entry("b", 6, chain=2)], 8, 3)
+
+
+def test_entries_survive_the_wire():
+    plan = Plan(4, 1, ranges("a:0-6 b:6-8"))
+    e = entry("a", 6, owners=ranges("a:0-8"), computed=(1, 2), plan=plan, digest=2**63 + 1)
+    from reknit.core import wire
+
+    assert roll_call.entry_from_plain(wire.unpack(wire.pack(roll_call.entry_to_plain(e)))) == e
+
+
+@given(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1, max_size=6), st.data())
+def test_settle_never_gives_a_leaver_slots(ring, data):
+    slots = data.draw(st.integers(1, 12))
+    owners = tuple(r for r in plans.split(slots, ring) if r.end > r.first)
+    leaving = frozenset(data.draw(st.lists(st.sampled_from(ring), unique=True)))
+    settled = control.settle(
+        control.Wishes(leaving=leaving), owners, slots, generation=1, ring=ring, current=frozenset(ring)
+    )
+    if settled.stop:
+        assert leaving >= set(ring)
+    else:
+        assert plans.covers(settled.owners, slots)
+        assert not leaving & {r.worker for r in settled.owners}
+
+
+def test_settle_takes_a_fitting_plan_only():
+    owners = ranges("a:0-4 b:4-8")
+    args = {"generation": 3, "ring": ["a", "b", "c"], "current": {"a", "b"}}
+    good = Plan(3, 2, ranges("a:0-2 b:2-5 c:5-8"))
+    assert control.settle(control.Wishes(plan=good), owners, 8, **args).owners == good.ranges
+    for bad in (
+        Plan(2, 9, good.ranges),
+        Plan(3, 2, ranges("a:0-2 b:2-5")),
+        Plan(3, 2, ranges("a:0-2 x:2-8")),
+        Plan(3, 2, ranges("b:0-4 a:4-8")),
+    ):
+        assert control.settle(control.Wishes(plan=bad), owners, 8, **args).owners == owners
+
+
+@given(st.integers(-1, 5), st.integers(-1, 5), st.text("xy", max_size=2), st.text("xy", max_size=2))
+def test_merge_is_commutative(l1, l2, c1, c2):
+    a = control.Wishes(Plan(1, 1, ()), frozenset("p"), c1, l1)
+    b = control.Wishes(Plan(1, 2, ()), frozenset("q"), c2, l2)
+    assert control.merge(a, b) == control.merge(b, a)
+    assert control.merge(a, b).plan == b.plan
+
+
+def test_control_survives_the_wire_and_garbage_is_named():
+    from reknit.core.errors import WireError
+
+    w = control.Wishes(Plan(1, 1, ranges("a:0-8")), frozenset("ab"), "ck", 7)
+    s = control.Settled(ranges("a:0-8"), frozenset("b"), "ck", 7, False)
+    assert control.decode(control.encode(w)) == w
+    assert control.decode(control.encode(s)) == s
+    for garbage in (b"", b"\xc1", b"\x93\x01\x02\x03", control.encode(w)[:-1]):
+        with pytest.raises(WireError):
+            control.decode(garbage)
