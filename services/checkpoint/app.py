@@ -60,7 +60,15 @@ async def _commit(bus: Bus, job: str, action: Commit) -> None:
 
 
 async def _sweep(bus: Bus, job: str, action: Sweep) -> None:
-    swept = await asyncio.to_thread(disk.sweep, Path(action.directory), job, action.run, action.keep, action.given_up)
+    swept = await asyncio.to_thread(
+        disk.sweep,
+        Path(action.directory),
+        job,
+        action.run,
+        keep=action.keep,
+        given_up=action.given_up,
+        kept=action.kept,
+    )
     for manifest in swept.found:
         await _announce(bus, job, action.directory, manifest, 0.0)
     for checkpoint, reason in swept.deleted:

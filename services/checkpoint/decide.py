@@ -51,6 +51,7 @@ class Sweep:
         run: the present run.
         keep: how many of the newest stay.
         given_up: ids whose files go.
+        kept: ids of the run's committed checkpoints, as far as the log tells.
         after: what it follows; two sweeps after different events are two.
     """
 
@@ -58,6 +59,7 @@ class Sweep:
     run: str
     keep: int
     given_up: tuple[str, ...]
+    kept: tuple[str, ...]
     after: str
 
 
@@ -77,7 +79,7 @@ def decide(view: View, told: Told) -> Decision[View]:
     if (woken or ended) and view.spec is not None and view.spec.checkpoint_dir:
         after = event.checkpoint if isinstance(event, CheckpointCommitted | CheckpointFailed) else "start"
         keep = view.spec.checkpoint_keep
-        do = (*do, Sweep(view.spec.checkpoint_dir, view.spec.run, keep, view.given_up, after))
+        do = (*do, Sweep(view.spec.checkpoint_dir, view.spec.run, keep, view.given_up, view.kept, after))
     return Decision(view, out, reason, do)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -75,7 +75,9 @@ class Swept:
     found: tuple[Manifest, ...] = ()
 
 
-def sweep(root: Path, job: str, run: str, keep: int, given_up: Iterable[str]) -> Swept:
+def sweep(
+    root: Path, job: str, run: str, *, keep: int, given_up: Collection[str] = (), kept: Collection[str] = ()
+) -> Swept:
     """Remove what given-up checkpoints left behind, and the checkpoints that retention lets go.
 
     Args:
@@ -84,6 +86,8 @@ def sweep(root: Path, job: str, run: str, keep: int, given_up: Iterable[str]) ->
         run: the present run.
         keep: how many of the newest stay.
         given_up: ids of checkpoints that failed.
+        kept: ids of committed checkpoints that the log does not call deleted; one without a manifest was being deleted
+            when the service was killed, and that is finished.
 
     Raises:
         OSError: the folder cannot be read or changed.
@@ -91,21 +95,26 @@ def sweep(root: Path, job: str, run: str, keep: int, given_up: Iterable[str]) ->
     folder = root / job
     if not folder.is_dir():
         return Swept()
-    unwanted = set(given_up)
-    for path in list(folder.iterdir()):
-        parsed = parse_directory(path.name)
-        if parsed is not None and parsed[1] in unwanted and not (path / MANIFEST).exists():
+    directories = {parsed[1]: path for path in folder.iterdir() if (parsed := parse_directory(path.name))}
+    for checkpoint in (*given_up, *kept):
+        path = directories.get(checkpoint)
+        if path is not None and not (path / MANIFEST).exists():
             tidy(path, frozenset())
             _remove_directory(path)
+    deleted = [(c, "deletion was interrupted") for c in kept if not _has_manifest(directories.get(c))]
     listed = list_manifests(root, job)
-    own = [item.manifest for item in listed if item.manifest is not None and not item.problem]
-    deleted = []
     for path, manifest, reason in expendable(listed, run=run, keep=keep):
-        delete(path)
+        with contextlib.suppress(CheckpointError):  # another service of the same job was faster
+            delete(path)
         deleted.append((manifest.checkpoint, reason))
     gone = {checkpoint for checkpoint, _ in deleted}
-    found = tuple(m for m in own if m.checkpoint in unwanted - gone)
+    own = [item.manifest for item in listed if item.manifest is not None and not item.problem]
+    found = tuple(m for m in own if m.checkpoint in given_up and m.checkpoint not in gone)
     return Swept(tuple(deleted), found)
+
+
+def _has_manifest(path: Path | None) -> bool:
+    return path is not None and (path / MANIFEST).exists()
 
 
 def delete(path: Path) -> None:
@@ -130,7 +139,11 @@ def tidy(path: Path, keep: set[str] | frozenset[str]) -> None:
     Raises:
         OSError: the directory cannot be changed.
     """
-    for file in list(path.iterdir()):
+    try:
+        files = list(path.iterdir())
+    except FileNotFoundError:
+        return  # another service of the same job was faster
+    for file in files:
         name = file.name
         stem = name.removeprefix(".").removesuffix(TEMP_SUFFIX).rpartition(".")[0]
         half = name.startswith(".") and name.endswith(TEMP_SUFFIX) and (is_checkpoint_file(stem) or stem == MANIFEST)

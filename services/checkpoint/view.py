@@ -13,6 +13,7 @@ from reknit.core.errors import UsageError
 from reknit.core.events import (
     AnyEvent,
     CheckpointCommitted,
+    CheckpointDeleted,
     CheckpointFailed,
     CheckpointRequested,
     CheckpointRestored,
@@ -89,6 +90,7 @@ class View:
         parent: id of the newest committed or restored checkpoint.
         final: the last checkpoint before a stop was asked for.
         flight: the checkpoint being made.
+        kept: ids of the committed ones of this run that are not deleted.
         given_up: ids of failed ones, whose files may have to be removed.
         refused: ids of requests that came while another one was under way.
         live: inputs are live; False while the log is replayed.
@@ -109,6 +111,7 @@ class View:
     parent: str = ""
     final: bool = False
     flight: Flight | None = None
+    kept: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     live: bool = False
@@ -125,7 +128,7 @@ class View:
             return None
 
 
-def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # noqa: PLR0911 - one line a kind
+def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # noqa: C901, PLR0911 - one line a kind
     """Fold one event of the log into the view.
 
     Args:
@@ -157,6 +160,8 @@ def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # no
             return _committed(view, event)
         case CheckpointFailed():
             return _failed(view, event)
+        case CheckpointDeleted():
+            return dataclasses.replace(view, kept=tuple(c for c in view.kept if c != event.checkpoint))
     return view
 
 
@@ -265,6 +270,7 @@ def _committed(view: View, event: CheckpointCommitted) -> View:
         parent=event.checkpoint,
         saved=event.step,
         flight=None if flight is not None and flight.checkpoint == event.checkpoint else flight,
+        kept=(*(c for c in view.kept if c != event.checkpoint), event.checkpoint),
         given_up=tuple(c for c in view.given_up if c != event.checkpoint),
     )
 
