@@ -12,7 +12,7 @@ from opentelemetry import trace as otel
 from reknit.core import telemetry
 from reknit.core.bus_thread import BusThread
 from reknit.core.errors import ControlPlaneUnreachable
-from reknit.core.events import Event, RingBroken, StepsCommitted
+from reknit.core.events import Event, RingBroken, StepsCommitted, WorkerRegistered, kind_of
 
 from .ports import Span
 
@@ -30,9 +30,10 @@ class BusOutlet:
         self._thread.start()
 
     def post(self, event: Event, *, trace: str = "") -> None:
-        """Publish through the outbox; a `ring.broken` opens a trace, since it may be the first evidence of a change."""
-        if isinstance(event, RingBroken):
-            with telemetry.tracer().start_as_current_span("ring.broken", attributes={"peer": event.peer}):
+        """Publish through the outbox; what may be the first evidence of a change opens a trace."""
+        if isinstance(event, RingBroken | WorkerRegistered):
+            attributes = {"worker": event.worker} | ({"peer": event.peer} if isinstance(event, RingBroken) else {})
+            with telemetry.tracer().start_as_current_span(kind_of(event), attributes=attributes):
                 self._bus.post(self._job, event, trace=telemetry.inject())
             return
         self._bus.post(self._job, event, trace=trace or None)

@@ -14,7 +14,7 @@ import secrets
 import socket
 from typing import Any
 
-from reknit.core import log
+from reknit.core import log, telemetry
 from reknit.core.bus import Bus
 from reknit.core.errors import ReknitError
 from reknit.core.events import WorkerUnreachable
@@ -71,10 +71,15 @@ class Dialler:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _check(self, bus: Bus, job: str, dial: Dial) -> None:
-        found = await check(dial.address)
-        if found is None:
-            return
-        refused, error = found
+        # When the broker's word that a connection ended is the first evidence, the trace of the change begins here.
+        parent = telemetry.context_from(dial.trace)
+        with telemetry.tracer().start_as_current_span("membership.dial", parent) as span:
+            found = await check(dial.address)
+            span.set_attributes({"worker": dial.worker, "found": found[1] if found else "somebody listens"})
+            if found is not None:
+                await self._publish(bus, job, dial, *found)
+
+    async def _publish(self, bus: Bus, job: str, dial: Dial, refused: bool, error: str) -> None:
         event = WorkerUnreachable(
             worker=dial.worker,
             incarnation=dial.incarnation,
@@ -87,7 +92,7 @@ class Dialler:
         unique = "refused" if refused else secrets.token_hex(6)
         id_ = f"unreachable/{job}/{dial.worker}/{dial.incarnation}/{unique}"
         try:
-            await bus.publish(job, event, id=id_, trace=dial.trace or None)
+            await bus.publish(job, event, id=id_)
         except ReknitError as problem:
             _log.warning("dial result not published", job=job, worker=dial.worker, reason=str(problem))
 

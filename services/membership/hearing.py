@@ -8,7 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.events import Event, NodePulse, RingBroken, WorkerPulse, WorkerStuck, WorkerUnreachable, WorldChanged
+from reknit.core.events import (
+    AgentLeft,
+    DrainAsked,
+    Event,
+    JobScaled,
+    JobStopAsked,
+    NodePulse,
+    RingBroken,
+    WorkerExited,
+    WorkerFailed,
+    WorkerLeaving,
+    WorkerPulse,
+    WorkerRegistered,
+    WorkerStuck,
+    WorkerUnreachable,
+    WorldChanged,
+)
 
 from .lives import put
 from .phi import EVIDENCE, SLOW, Window
@@ -83,7 +99,22 @@ def notice(record: Record, sight: Sight, event: Event, now: float, trace: str) -
         sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("frozen", event.worker), now))
     elif isinstance(event, WorkerUnreachable):
         sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("unreachable", event.worker), now))
-    return dataclasses.replace(sight, trace=trace) if trace and not sight.trace else sight
+    if trace and not sight.trace and _opens(record, event):
+        return dataclasses.replace(sight, trace=trace)
+    return sight
+
+
+def _opens(record: Record, event: Event) -> bool:
+    """True if this may be the first evidence of the next change; late news of a death that is settled are not."""
+    match event:
+        case RingBroken():
+            return event in record.breaks
+        case WorkerExited() | WorkerFailed() | WorkerLeaving() | WorkerStuck() | WorkerUnreachable():
+            return (event.worker, event.incarnation) in {(m.worker, m.incarnation) for m in record.members}
+        case WorkerRegistered() | AgentLeft() | JobScaled() | DrainAsked() | JobStopAsked():
+            return True
+        case _:
+            return False
 
 
 def _new_world(record: Record, sight: Sight, event: WorldChanged, now: float) -> Sight:
