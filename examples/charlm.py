@@ -1,6 +1,8 @@
 """A small transformer that learns to write like Python's own manual (the text that `pydoc` ships).
 
     reknit run --nproc-per-node 2 examples/charlm.py
+
+Needs nothing but torch.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def tell(log: Log, kill: Kill, spans: list[list[dict[str, Any]]]) -> dict[str, A
             "generation": generation,
             "members": [m["worker"] for m in world["members"]],
             "reason": world["reason"],
-            "evidence": [f"{e['source']} ({e['observer']})" for e in world["evidence"] if e["about"] == kill.worker],
+            "evidence": [e["source"] for e in world["evidence"] if e["about"] == kill.worker],
         },
         "ring": {
             "after": max(row[0] for row in linked),
@@ -311,24 +311,21 @@ def narrate(story: dict[str, Any]) -> None:
     """Print the story."""
     killed, world, ring, again = story["killed"], story["world"], story["ring"], story["committed"]
     new, noticed, gap = story["replacement"], story["noticed"], story["longest_gap"]
-    count = again["slots_computed_again"]
+    count, decision = again["slots_computed_again"], ring["decision"]
     lines = [
         (0.0, f"SIGKILL to {killed['worker']} (pid {killed['pid']}), in the middle of a step"),
         (noticed["after"], f"{noticed['by']} is the first to notice: {noticed['how']}"),
         (
             world["after"],
-            f"membership: world {world['generation']} is {', '.join(world['members'])}; {world['reason']}"
-            f" [evidence: {', '.join(world['evidence'])}]",
+            f"membership: world {world['generation']} is {', '.join(world['members'])}; {world['reason']}",
         ),
         (
             ring["after"],
-            f"ring linked again (link {ms(ring['link_seconds'])}, roll call {ms(ring['roll_call_seconds'])}): "
-            f"{ring['decision']}",
+            f"ring linked ({ms(ring['link_seconds'])}); roll call ({ms(ring['roll_call_seconds'])}): {decision}",
         ),
         (
             again["after"],
-            f"step {again['step']}, the one in flight, is committed; {count} of {story['slots']} slots computed again, "
-            "no step lost",
+            f"step {again['step']}, the one in flight, is committed; {count} of {story['slots']} slots computed again",
         ),
         (new["started_after"], f"the agent forks a replacement (pid {new['pid']})"),
         (new["joined_after"], "it is linked in as a learner; the others train on"),
@@ -340,14 +337,19 @@ def narrate(story: dict[str, Any]) -> None:
         print(f"  {ms(after):>10}  {text}")
     step = "at the kill" if gap["step"] == again["step"] else f"at step {gap['step']}"
     trace = story["trace"]
-    print(f"""
-  longest gap between two steps   {ms(gap["seconds"])}, {step} (median {ms(story["median_gap"])})
-  accuracy on the test set        {story["accuracy"]:.2%}
-  weights, this run               {story["weights"][:32]}…
-  weights, calm run, one worker   {story["calm_weights"][:32]}…  {"equal" if story["weights"] == story["calm_weights"] else "DIFFERENT"}
-  ledger                          {story["ledger"]["text"]}
-  trace {trace["id"][:8]}                  {trace["spans"]} spans of {trace["processes"]} processes, from the first evidence to the first commit
-""")
+    equal = "equal" if story["weights"] == story["calm_weights"] else "DIFFERENT"
+    table = {
+        "longest gap between two steps": f"{ms(gap['seconds'])}, {step} (median {ms(story['median_gap'])})",
+        "accuracy on the test set": f"{story['accuracy']:.2%}",
+        "weights, this run": f"{story['weights'][:32]}…",
+        "weights, calm run, one worker": f"{story['calm_weights'][:32]}…  {equal}",
+        "ledger": story["ledger"]["text"],
+        "trace of the change": f"{trace['id'][:8]}…, {trace['spans']} spans of {trace['processes']} processes",
+    }
+    print()
+    for name, value in table.items():
+        print(f"  {name:<31} {value}")
+    print()
     for what, holds in story["checks"].items():
         print(f"  {'yes' if holds else 'NO '}  {what}")
 
@@ -380,7 +382,7 @@ def ledger_of(proof: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Play the demo."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument(
         "--kill", type=int, default=1, choices=range(WORKERS), help="place in the ring of the one killed"
     )

@@ -1,7 +1,9 @@
 """Handwritten digits (scikit-learn's 1,797 images of 8 x 8), a small conv net: over 97 % on the test set in seconds.
 
-reknit run --nproc-per-node 3 examples/digits.py
-python examples/digits.py                            # alone: a world of one, the same bits
+    reknit run --nproc-per-node 3 examples/digits.py
+    OMP_NUM_THREADS=1 python examples/digits.py
+
+The second line is a world of one, without a launcher: the same bits, if it computes with as many threads.
 """
 
 from __future__ import annotations
