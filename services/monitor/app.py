@@ -17,7 +17,7 @@ import uvicorn
 from reknit.core import log
 from reknit.core.bus import Bus
 from reknit.core.errors import UsageError
-from reknit.core.service import Runner, run_service
+from reknit.core.service import Runner, run_process, run_service
 from reknit.core.status import Status, report
 
 from .decide import Notify, decide
@@ -34,7 +34,7 @@ _log = log.get("monitor")
 
 def main() -> None:
     """Run the service until SIGTERM."""
-    asyncio.run(_run())
+    run_process("monitor", _run())
 
 
 async def _run() -> None:

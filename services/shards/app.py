@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from reknit.core.service import run_service
+from reknit.core.service import run_process, run_service
 
 from .decide import decide
 from .view import View
@@ -12,4 +10,4 @@ from .view import View
 
 def main() -> None:
     """Run the service until SIGTERM."""
-    asyncio.run(run_service("shards", initial=View, decide=decide, tick=0.25, pulses=True, span="plan"))
+    run_process("shards", run_service("shards", initial=View, decide=decide, tick=0.25, pulses=True, span="plan"))

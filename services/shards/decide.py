@@ -88,11 +88,10 @@ def _plan(view: View, version: int, ranges: tuple[Range, ...], why: str, chosen:
     assert view.world is not None
     idle = sum(r.first == r.end for r in ranges)
     slots = ranges[-1].end
-    notes = [f"{len(ranges) - idle} workers with slots" if idle else f"{len(ranges)} workers, {slots} slots"]
+    notes = [f"{_workers(len(ranges))}, {slots} slots"]
     if idle:
-        whose = "1 worker has no slots" if idle == 1 else f"{idle} workers have no slots"
-        they = "it is a spare" if idle == 1 else "they are spares"
-        notes = [f"{whose}: {len(ranges)} workers, {slots} slots; {they}"]
+        none = f"{_workers(idle)} {'has' if idle == 1 else 'have'} no slots"
+        notes = [f"{none}: {notes[0]}; {'it is a spare' if idle == 1 else 'they are spares'}"]
     if chosen.forced:
         notes.append("nobody else can take the slots")
     return ShardsPlanned(
@@ -107,8 +106,12 @@ def _plan(view: View, version: int, ranges: tuple[Range, ...], why: str, chosen:
 def _difference(planned: tuple[str, ...], chosen: tuple[str, ...]) -> str:
     come = [w for w in chosen if w not in planned]
     gone = [w for w in planned if w not in chosen]
-    parts = [f"{', '.join(come)} caught up"] * bool(come) + [f"{', '.join(gone)} gives its slots back"] * bool(gone)
+    parts = [f"{', '.join(come)} caught up"] * bool(come) + [f"no more slots for {', '.join(gone)}"] * bool(gone)
     return "; ".join(parts) or "another order"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _plan_out(view: View, plan: ShardsPlanned | None) -> list[Out]:

@@ -18,9 +18,10 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -176,6 +177,15 @@ async def run_service(
     finally:
         await bus.close()
         telemetry.flush()
+
+
+def run_process(name: str, service: Coroutine[Any, Any, None]) -> None:
+    """Run a service as the whole process: what ends it is one sentence on stderr and an exit code, no traceback."""
+    try:
+        asyncio.run(service)
+    except ReknitError as error:
+        sys.stderr.write(f"{name}: {error}" + (f" ({error.hint})" if error.hint else "") + "\n")
+        sys.exit(error.exit_code)
 
 
 class Runner(Generic[S]):
