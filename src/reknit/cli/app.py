@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import signal
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, ParamSpec
@@ -87,10 +85,14 @@ def verb(function: Callable[P, int | None]) -> Callable[P, None]:
     return guarded
 
 
-def main() -> None:
-    """Entry point of the `reknit` command."""
+def application() -> typer.Typer:
+    """The command with all its verbs."""
     for name in _VERBS:
         importlib.import_module(f".{name}", __package__)
+    return app
+
+
+def main() -> None:
+    """Entry point of the `reknit` command."""
     # named so also when started as `python -m reknit.cli`
-    app(prog_name="reknit")
-    sys.exit(os.EX_OK)
+    application()(prog_name="reknit")

@@ -105,6 +105,8 @@ class Launch:
 
     async def _whole(self) -> str:
         await self._reach_broker()
+        if not self._plane.ours:
+            self._folder.keep_endpoint(self._plane.endpoint)
         bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}", timeout=5.0)
         await self._submit(bus)
         self._submitted = True
@@ -261,8 +263,10 @@ class Launch:
         code = await self._keeper.end(AGENT) if self._keeper.knows(AGENT) else 0
         others = await self._others(bus)
         if self._keeper.knows(AGENT) and not self._fatal:
+            # scripts that never joined leave nobody a reason to say that the job is over
+            alone = code == 0 and self._status.terms is None and not self._signals
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), 1.0 if others else _HEAR_THE_END)
+                await asyncio.wait_for(self._over.wait(), 0.3 if alone else 1.0 if others else _HEAR_THE_END)
         finished = self._status.finished
         if finished is not None:
             return finished.outcome, finished.reason
@@ -283,7 +287,9 @@ class Launch:
         if self._signals:
             return JobFinished(outcome="stopped", reason=signal.Signals(self._signals[0]).name, **words)  # type: ignore[arg-type]
         if code == 0 and not self._fatal:
-            return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
+            if self._status.terms is None or self._status.committed >= self._status.steps > 0:
+                return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
+            return JobFinished(outcome="stopped", reason="its last node has left", **words)  # type: ignore[arg-type]
         reason = self._fatal or (f"{root.worker}: {root.what}" if root else f"the agent ended with exit code {code}")
         return JobFinished(outcome="failed", reason=reason, root_worker=root.worker if root else "", **words)  # type: ignore[arg-type]
 
@@ -305,8 +311,9 @@ class Launch:
 
     async def _proof(self, bus: Bus) -> Proof | None:
         try:
-            log = await bus.backlog(job=self._order.job)
-            return await asyncio.wait_for(asyncio.to_thread(verify, log), 30.0)
+            async with asyncio.timeout(30.0):
+                log = await bus.backlog(job=self._order.job)
+                return await asyncio.to_thread(verify, log)
         except (ReknitError, TimeoutError):
             return None
 
@@ -383,6 +390,9 @@ class Launch:
         self._screen.note(text, colour)
 
     def _show(self) -> None:
+        if self._status.finished is not None:
+            self._screen.status("")
+            return
         text = live_line(self._status)
         self._screen.status(text)
         now = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from reknit.core.errors import ReknitError
 
 Colour = Literal["", "red", "green", "yellow", "cyan", "dim", "bold"]
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
-_MOST_WAITING = 10_000
+_MOST_WAITING = 100_000
 _STATES: dict[str, Colour] = {
     "ok": "green",
     "completed": "green",
@@ -141,7 +142,7 @@ class Screen:
     """Shows a run: lines as they come, and on a terminal one live line at the bottom.
 
     A thread of its own writes, so that a terminal that does not read (Ctrl-S, a pager) never holds up the run; what
-    waits beyond 10,000 lines is dropped and counted.
+    waits beyond 100,000 lines is dropped and counted.
     """
 
     def __init__(self) -> None:
@@ -195,7 +196,7 @@ class Screen:
             with self._more:
                 while not (self._waiting or self._status != self._shown or self._closing):
                     self._more.wait()
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), 200))]
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), 1000))]
                 status, dropped, self._dropped = self._status, self._dropped, 0
                 over = self._closing and not self._waiting
             if dropped:
@@ -208,8 +209,8 @@ class Screen:
         if self._shown and (batch or status != self._shown):
             _write(sys.stderr, "\r\x1b[2K")
             self._shown = ""
-        for stream, text in batch:
-            _write(stream, text + "\n")
+        for stream, lines in itertools.groupby(batch, key=lambda entry: entry[0]):
+            _write(stream, "".join(text + "\n" for _, text in lines))
         if status and status != self._shown:
             width = _width()
             cut = status if cell_len(status) < width else set_cell_size(status, max(1, width - 1))

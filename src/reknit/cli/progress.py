@@ -73,6 +73,8 @@ def _alert(alert: Alert) -> tuple[str, Colour]:
 
 def _world(world: WorldChanged) -> tuple[str, Colour]:
     head = f"world {world.generation}: {workers(len(world.members))}"
+    if world.status == "paused" and not world.members and not world.removed:
+        return f"world {world.generation}: waiting for {world.awaiting or 'workers'}", ""
     if world.status == "paused":
         return f"{head}, paused: {world.reason}; waiting for {world.awaiting}", "yellow"
     if world.status == "finished":

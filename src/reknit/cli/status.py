@@ -55,7 +55,9 @@ async def status_of(look: Look) -> tuple[Status, bool]:
     found = Status(look.job)
     for received in await look.log():
         found = see(found, received.event, time.monotonic(), received.time)
-    pulses = await look.pulses(_LISTEN) if found.finished is None else []
+    if found.finished is not None:
+        return found, False
+    pulses = await look.pulses(_LISTEN)
     for pulse in pulses:
         found = hear(found, pulse, time.monotonic())
     live = bool(pulses) or bool(await look.alive(list(found.nodes)))

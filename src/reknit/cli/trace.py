@@ -17,6 +17,8 @@ from .app import app, verb
 from .look import folder_here
 
 _BAR = 32
+_KIND = "reknit.kind"
+_CHANGE = "world.changed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,13 +42,14 @@ def trace(
     *,
     job: options.JobFlag = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many traces, the newest last.")] = 1,
+    every: Annotated[bool, typer.Option("--all", help="Also traces that are about no change of the world.")] = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Draw the newest traces: one line a span, its offset, duration and process."""
+    """Draw the newest changes of the world: one line a span, its offset, duration and process."""
     settings = options.settings(job=job)
     home = Home.at(settings.control.home)
     folder = folder_here(home, settings.job.job)
-    shown = newest(_spans([folder.traces, home.up.traces], folder), last)
+    shown = newest(_spans([folder.traces, home.up.traces], folder), last, every=every)
     if as_json:
         output.document([[dataclasses.asdict(span) for span in spans] for spans in shown])
         return
@@ -96,13 +99,25 @@ def _read(file: Path) -> list[Span]:
     return spans
 
 
-def newest(spans: list[Span], count: int) -> list[list[Span]]:
-    """The newest traces, the newest last; in each the spans by their start, parents before children."""
+def newest(spans: list[Span], count: int, *, every: bool = False) -> list[list[Span]]:
+    """The newest traces, the newest last; in each the spans by their start, parents before children.
+
+    Args:
+        spans: of one job.
+        count: how many traces.
+        every: also traces in which the world did not change.
+    """
     traces: dict[str, list[Span]] = {}
     for span in spans:
         traces.setdefault(span.trace, []).append(span)
-    ordered = sorted(traces.values(), key=lambda group: min(span.start for span in group))
+    groups = [group for group in traces.values() if every or _is_change(group)]
+    ordered = sorted(groups, key=lambda group: min(span.start for span in group))
     return [sorted(group, key=lambda s: (s.start, -s.end)) for group in ordered[-count:]]
+
+
+def _is_change(group: list[Span]) -> bool:
+    """True for a change of the world in which more than one process had a part (at the end of a run, none has)."""
+    return len({s.process for s in group}) > 1 and any(s.attributes.get(_KIND) == _CHANGE for s in group)
 
 
 def depth_of(spans: list[Span]) -> dict[str, int]:

@@ -1,0 +1,164 @@
+"""What is refused before anything starts, and how: exit code 2, the cause, the next thing to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from reknit.cli.app import application
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("REKNIT_", "PET_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("REKNIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(application(), list(args))
+
+
+def refused(*args: str, code: int = 2) -> str:
+    result = call(*args)
+    assert result.exit_code == code, result.output
+    assert not result.stdout, "data only"
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nope.py"], "the script 'nope.py' does not exist"),
+        (["folder"], "is a folder"),
+        (["-m", "no_such_module"], "there is no module 'no_such_module'"),
+        (["broken.py"], "SyntaxError"),
+        (["broken.py"], "def broken("),
+        (
+            ["--nnodes", "3:2", "fine.py"],
+            "nnodes has a minimum (3) above its maximum (2), not '3:2' (from flag --nnodes)",
+        ),
+        (["--nnodes", "0", "fine.py"], "nnodes must be at least 1"),
+        (["--nproc_per_node", "0", "fine.py"], "nproc_per_node must be a whole number of at least 1"),
+        (["--nproc-per-node", "gpu", "fine.py"], "or auto, not 'gpu'"),
+        (["--slots", "-1", "fine.py"], "slots must be a whole number of at least 0"),
+        (["--stuck-after", "0", "fine.py"], "stuck_after must be a number above 0"),
+        (["--job", "a.b", "fine.py"], "job is not a valid name"),
+        (["--node", "a b", "fine.py"], "node is not a valid name"),
+        (["--keep", "0", "fine.py"], "keep must be"),
+        (["--port", "70000", "fine.py"], "port must be a port number"),
+        (["--secret-file", "none", "fine.py"], "the secret file none cannot be read"),
+        (["--host", "203.0.113.1", "fine.py"], "cannot listen on '203.0.113.1'"),
+        (["--nats", "http://x", "fine.py"], "is not the address of a broker"),
+        (["--nats", "nats://u:secret@h:99999", "fine.py"], "'h:99999' is not the address of a broker"),
+        (["--nats", "none.json", "fine.py"], "none.json does not hold an endpoint"),
+        (["--nats", "h:1", "--standalone", "fine.py"], "do not go together"),
+        (["--rdzv_backend", "c10d", "fine.py"], "--rdzv-backend of torchrun has no meaning here"),
+        (["--node-rank=1", "fine.py"], "nodes have names: --node NAME"),
+        (["--no-such-flag", "fine.py"], "No such option"),
+        ([], "Missing argument"),
+    ],
+)
+def test_run_refuses(tmp_path: Path, args: list[str], said: str) -> None:
+    (tmp_path / "fine.py").write_text("")
+    (tmp_path / "broken.py").write_text("def broken(\n")
+    (tmp_path / "folder").mkdir()
+    assert said in refused("run", *args)
+
+
+def test_a_secret_never_stands_in_an_error() -> None:
+    Path("fine.py").write_text("")
+    assert "secret" not in refused("run", "--nats", "nats://u:secret@h:99999", "fine.py")
+
+
+def test_a_module_is_found_without_running_its_package(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/__init__.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "pack/train.py").write_text("def broken(")
+    assert "SyntaxError" in refused("run", "-m", "pack.train")
+    assert "has no __main__ module" in refused("run", "-m", "pack")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["status"],
+        ["world"],
+        ["events"],
+        ["alerts"],
+        ["checkpoints", "ls"],
+        ["ledger", "verify"],
+        ["trace"],
+        ["scale", "3"],
+        ["drain", "n"],
+        ["stop"],
+    ],
+)
+def test_unknown_jobs_list_the_known_ones(tmp_path: Path, verb: list[str]) -> None:
+    assert "no job was run here yet" in refused(*verb)
+    for job in ("mnist-1", "mnist-2"):
+        (tmp_path / "home/jobs" / job).mkdir(parents=True)
+    said = refused(*verb, "--job", "mnist-3")
+    assert "there is no job 'mnist-3'" in said
+    assert "mnist-1" in said
+    assert "mnist-2" in said
+
+
+def test_areas_and_times_are_checked() -> None:
+    assert "did you mean 'world'?" in refused("events", "--area", "wrld")
+    assert "--since 'soon' is no time" in refused("events", "--since", "soon")
+
+
+def test_config_show_names_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reknit.toml").write_text("slots = 8\nlast-call = 1.5\n")
+    monkeypatch.setenv("REKNIT_SLOTS", "16")
+    monkeypatch.setenv("PET_NNODES", "1:4")
+    monkeypatch.setenv("REKNIT_SLOTZ", "16")
+    result = call("config", "show", "--json")
+    assert result.exit_code == 0
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert (rows["slots"]["value"], rows["slots"]["source"]) == (16, "environment REKNIT_SLOTS")
+    assert (rows["nnodes"]["value"], rows["nnodes"]["source"]) == ("1:4", "environment PET_NNODES")
+    assert (rows["last_call"]["value"], rows["last_call"]["source"]) == (1.5, f"file {tmp_path / 'reknit.toml'}")
+    assert rows["keep"]["source"] == "default"
+    assert "nothing reads REKNIT_SLOTZ; did you mean REKNIT_SLOTS?" in result.stderr
+    assert "slots" in call("config", "show").stdout
+
+
+def test_a_bad_file_stops_every_verb_that_reads_settings(tmp_path: Path) -> None:
+    (tmp_path / "reknit.toml").write_text("slot = 8\n")
+    said = refused("status")
+    assert "'slot' is not a setting" in said
+    assert "did you mean 'slots'?" in said
+
+
+def test_doctor_finds_something_of_everything() -> None:
+    result = call("doctor", "--json")
+    findings = json.loads(result.stdout)
+    assert {"python", "torch", "nats-server", "home", "disk", "clock"} <= {f["what"] for f in findings}
+    assert {f["state"] for f in findings} <= {"ok", "warn", "fail"}
+    assert all(f["todo"] for f in findings if f["state"] != "ok")
+    assert result.exit_code == int(any(f["state"] == "fail" for f in findings))
+
+
+def test_doctor_tells_of_a_bad_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKNIT_HOME", "/proc/none")
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "set REKNIT_HOME to a folder" in result.stdout
+
+
+def test_help_and_version() -> None:
+    assert "Commands:" in call("--help").stdout
+    assert call("--version").stdout.startswith("reknit ")
+    for verb in ("run", "up", "checkpoints", "events"):
+        assert call(verb, "-h").exit_code == 0

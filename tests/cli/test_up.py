@@ -1,0 +1,114 @@
+"""`reknit up`, `down`, `service`, and runs that use what is up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from support.agents import until
+from support.launchers import Place
+
+SLEEPER = "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\n"
+
+
+def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
+    script = str(place.script("s.py", SLEEPER))
+    place.call("up")
+    assert len(place.pids("nats-server")) == 1
+    assert "up already" in place.call("up").shown
+
+    place.call("run", "--job", "one", script, "0")
+    place.call("run", "--job", "two", script, "0")
+    assert not (place.home / "jobs/one/broker").exists()
+    for job in ("one", "two"):
+        events = place.json("events", "--job", job)
+        assert {row["job"] for row in events} == {job}
+        assert sum(row["event"]["kind"] == "job.submitted" for row in events) == 1
+    assert place.json("status")["job"] == "two"
+
+    place.call("down")
+    place.nothing_left()
+    assert not (place.home / "up/up.json").exists()
+    assert "nothing to end" in place.call("down").shown
+    assert place.json("status", "--job", "one")["state"] == "completed", "its log is still readable"
+    place.nothing_left()
+
+
+def test_up_again_after_a_kill_has_the_same_place(place: Place) -> None:
+    place.call("up")
+    before = (place.home / "up/endpoint.json").read_text()
+    supervisor = json.loads((place.home / "up/up.json").read_text())["supervisor"]["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    place.nothing_left()
+    place.call("up")
+    assert (place.home / "up/endpoint.json").read_text() == before
+    place.call("down")
+    place.nothing_left()
+
+
+def test_down_leaves_processes_alone_that_have_the_same_pid(place: Place) -> None:
+    place.call("up")
+    file = place.home / "up/up.json"
+    content = json.loads(file.read_text())
+    place.call("down")
+    # as if the machine had been restarted and the pids were others' now
+    innocent = place.start("service", "shards", "--nats", "127.0.0.1:1")
+    content["supervisor"] |= {"pid": innocent.pid, "started": 1}
+    content["children"] = [content["supervisor"]]
+    file.write_text(json.dumps(content))
+    place.call("down")
+    assert innocent.process.poll() is None or innocent.process.returncode >= 0, "not killed by a signal"
+    assert not file.exists()
+
+
+def test_a_service_that_falls_silent_is_started_by_the_run(place: Place) -> None:
+    place.call("up")
+    run = place.start("run", "--job", "j", str(place.script("s.py", SLEEPER)), "7")
+    run.until("] up")
+    stopped = place.pids("reknit.services.shards")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    run.until("the service shards has been silent")
+    until(lambda: [pid for pid in place.pids("reknit.services.shards") if pid != stopped], "another shards service")
+    assert run.wait() == 0, run.shown
+    place.call("down")
+    place.nothing_left()
+
+
+def test_wrong_credentials_and_wrong_secret_are_refused_at_once(place: Place) -> None:
+    place.call("up")
+    endpoint = json.loads((place.home / "up/endpoint.json").read_text())
+    host = endpoint["url"].removeprefix("nats://")
+    script = str(place.script("s.py", SLEEPER))
+    began = time.monotonic()
+    run = place.call("run", "--nats", f"nats://reknit:wrong@{host}", script, "0", code=75)
+    assert time.monotonic() - began < 5.0
+    assert host in run.shown
+    assert "wrong" not in run.shown
+
+    url = f"nats://{endpoint['user']}:{endpoint['password']}@{host}"
+    mine = place.folder / "mine"
+    mine.write_text("one secret\n")
+    first = place.start("run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--secret-file", str(mine), script, "4")
+    first.until("] up")
+    other = place.folder / "other"
+    other.write_text("another secret\n")
+    common = ("run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--node", "b")
+    refused = place.call(*common, "--secret-file", str(other), script, "4", code=75)
+    assert "this node's secret is not the one of job 'j'" in refused.shown
+    assert "--secret-file" in refused.shown
+    place.call(*common, "--secret-file", str(mine), script, "4")
+    assert first.wait() == 0, first.shown
+    place.call("down")
+
+
+def test_service_in_the_foreground(place: Place) -> None:
+    place.call("up")
+    extra = place.start("service", "monitor")
+    until(lambda: len(place.pids("reknit.services.monitor")) == 2, "a second monitor")
+    extra.signal(signal.SIGTERM)
+    assert extra.wait() in {0, 143, -signal.SIGTERM}
+    place.call("down")
+    assert "reknit up" in place.call("service", "monitor", code=75).shown
+    assert "did you mean 'shards'" in place.call("service", "shard", code=2).shown
