@@ -1,4 +1,7 @@
-"""Who computes which slots: contiguous ranges along the ring. Pure; used by the shards service and, when it is away, by the ring."""
+"""Who computes which slots: contiguous ranges along the ring.
+
+Pure; used by the shards service and, when that is away, by the ring.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,17 @@ def split(slots: int, workers: Sequence[str], weights: Sequence[float] | None = 
     if len(share) != len(workers) or min(share) < 0 or total <= 0:
         raise UsageError(f"weights {share} do not fit {len(workers)} workers")
     ideal = [slots * s / total for s in share]
-    counts = [int(x) for x in ideal]
-    if slots >= sum(s > 0 for s in share):
-        counts = [max(c, 1) if s > 0 else 0 for c, s in zip(counts, share, strict=True)]
+    enough = slots >= sum(s > 0 for s in share)
+    least = [1 if enough and s > 0 else 0 for s in share]
+    counts = [max(int(x), m) for x, m in zip(ideal, least, strict=True)]
     order = sorted(range(len(workers)), key=lambda i: (counts[i] - ideal[i], i))
     while sum(counts) < slots:
         for i in order:
             if sum(counts) < slots and share[i] > 0:
                 counts[i] += 1
     while sum(counts) > slots:
-        i = max(range(len(counts)), key=lambda j: (counts[j] - ideal[j], j))
+        more = [j for j in range(len(counts)) if counts[j] > least[j]]
+        i = max(more, key=lambda j: (counts[j] - ideal[j], j))
         counts[i] -= 1
     ranges, first = [], 0
     for worker, count in zip(workers, counts, strict=True):
