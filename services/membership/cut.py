@@ -1,8 +1,9 @@
 """When to act: many failures at once become one change of the world, a lonely certain one is acted on at once.
 
 Deaths with certain evidence wait for nothing but a targeted check that is under way and will be answered within
-milliseconds (the other workers of a node that was killed). Others wait until nothing has changed for `SETTLE`, at most
-`LONGEST`. A break of links without a death waits a little longer, for the death that may be behind it.
+milliseconds (the other workers of a node that was killed). Others wait until nothing has changed for `SETTLE` and no
+other member is between life and death (Rapid's rule: cut when some are high and none is in between, Suresh et al.
+2018), at most `LONGEST`. A break of links without a death waits a little longer, for the death that may be behind it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from .view import Record, Sight
 
 SETTLE = 0.1
 LONGEST = 3.0
+UNSTABLE_WAIT = 0.5
+"""Seconds that a cut waits for members that are about to be found dead too."""
 CHECK_WAIT = 0.05
 """Seconds that a certain death waits for the answers to urgent dials."""
 RELINK = 0.15
@@ -28,7 +31,7 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
         return True
     stable = now - sight.gone_changed >= SETTLE
     if not verdict.certain:
-        return stable
+        return stable and (since >= UNSTABLE_WAIT or not verdict.unstable)
     staying = [m for m in record.members if m.worker not in gone]
     if not verdict.dead and staying and all(record.is_leaving(m) for m in staying):
         return stable  # all leave at the same step boundary: no new ring for each of them

@@ -30,6 +30,16 @@ def enough(record: Record, members: Collection[Member] | Collection[Worker]) -> 
     return record.spec is not None and len(members) > 0 and len(nodes_of(members)) >= record.spec.min_nodes
 
 
+def booting(record: Record) -> bool:
+    """True if the processes that were started would be enough once they have registered."""
+    in_already = {w.life for w in record.workers.values()}
+    coming = [
+        s for s in record.started.values() if record.ending(s) is None and (s.worker, s.incarnation) not in in_already
+    ]
+    nodes = {s.node for s in coming} | {w.node for w in record.workers.values() if w.life not in record.endings}
+    return record.spec is not None and bool(coming) and len(nodes) >= record.spec.min_nodes
+
+
 def is_complete(record: Record, workers: Collection[Worker]) -> bool:
     """True if all workers that are expected have registered: nobody is waited for."""
     spec = record.spec

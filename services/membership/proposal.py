@@ -15,12 +15,14 @@ from reknit.core.events import Evidence, Member, WorldChanged
 from . import words
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
-from .formation import joins_due, may_begin, members_without, status_of, targets
+from .formation import booting, joins_due, may_begin, members_without, status_of, targets
 from .hearing import node_is_gone
 from .ring_order import first_order, route_round
 from .verdict import Verdict
 from .view import Record, Sight, View, Worker
 
+BOOT = 60.0
+"""Seconds that processes which were started may take to come up; before, that they are not there yet is no news."""
 ANNOUNCE_EVERY = 1.0
 """Seconds between two announcements of a paused world in which only the waiting changed."""
 
@@ -102,6 +104,8 @@ def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float)
         due = gone_due(record, sight, verdict, now)
         return _world(view, verdict, members, clauses, paused=True) if due else None
     patience = record.spec.last_call if record.spec else 0.0
+    if booting(record):
+        patience += BOOT
     since = sight.ringless_since
     if since is None or now - since < patience or now - sight.world_at < ANNOUNCE_EVERY:
         return None
@@ -148,7 +152,7 @@ def _world(
     added = tuple(m.worker for m in members if (m.worker, m.incarnation) not in before)
     dead = [e for about in verdict.dead.values() for e in about]
     last = record.world.targets if record.world else {}
-    outlook = words.outlook(members, status, awaiting, goes_on=record.knit and len(added) < len(members))
+    outlook = words.outlook(members, status, goes_on=record.knit and len(added) < len(members))
     return WorldChanged(
         generation=record.generation + 1,
         run=record.run,

@@ -43,6 +43,11 @@ class Verdict:
         return frozenset(self.dead) | self.done
 
     @property
+    def unstable(self) -> frozenset[str]:
+        """Members with some evidence against them and late heartbeats: another tick or two will tell."""
+        return self.slow & frozenset(self.suspect)
+
+    @property
     def certain(self) -> bool:
         """True if each death has certain evidence: there is nothing to wait for."""
         return all(any(e.certain for e in evidence) for evidence in self.dead.values())
@@ -171,8 +176,9 @@ def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: f
     names = ", ".join(sorted(p.worker for p in waiting))
     working = sight.working.get(member.worker)
     if working is not None and working[0] == member.incarnation:
-        took, limit = now - working[2], record.spec.stuck_after
-        if took > limit and any(p.step == working[1] for p in waiting):
+        waits = [p.in_phase + sight.streams[p.worker].silence(now) for p in waiting if p.step == working[1]]
+        took, limit = min(now - working[2], max(waits, default=0.0)), record.spec.stuck_after
+        if took > limit:
             detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {names} wait"
             return observe("progress", member.worker, "membership", detail, certain=True)
     gone = is_silent(sight, member.worker, now) and node_is_gone(sight, member.node, now)

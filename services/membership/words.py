@@ -90,11 +90,11 @@ def why_relinked(record: Record) -> str:
     return f"the link {first.worker}–{first.peer} broke ({first.worker} lost its {first.side}{error}), all live"
 
 
-def outlook(members: Sequence[Member], status: str, awaiting: str, *, goes_on: bool) -> str:
+def outlook(members: Sequence[Member], status: str, *, goes_on: bool) -> str:
     """Say how it goes on."""
     one = len(members) == 1
     if status == "paused":
-        held = f"{count(len(members), 'worker')} wait{'s' if one else ''}" if members else "nobody is left"
-        return f"paused, {held}: awaiting {awaiting}"
+        held = f"{count(len(members), 'worker')} wait{'s' if one else ''}" if members else "nobody is there"
+        return f"{held}: too few to go on"
     does = ("goes on" if one else "go on") if goes_on else ("begins" if one else "begin")
     return f"{count(len(members), 'worker')} {does}"

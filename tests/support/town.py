@@ -15,8 +15,11 @@ from typing import Any
 from reknit.core.events import (
     AgentJoined,
     AgentLeft,
+    DrainAsked,
     Event,
     JobFinished,
+    JobScaled,
+    JobStopAsked,
     JobSubmitted,
     NodePulse,
     RingBroken,
@@ -177,6 +180,18 @@ class Town:
     def leaving(self, worker: str) -> None:
         self.say(WorkerLeaving(worker=worker, incarnation=self.bodies[worker].incarnation))
 
+    def idle(self, worker: str) -> None:
+        self.say(WorkerLeaving(worker=worker, incarnation=self.bodies[worker].incarnation, idle=True))
+
+    def scale(self, workers: int) -> None:
+        self.say(JobScaled(workers=workers))
+
+    def drain(self, target: str) -> None:
+        self.say(DrainAsked(target=target))
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self.say(JobStopAsked(at_once=at_once))
+
     def finished(self, worker: str, step: int = 9) -> None:
         body = self.bodies[worker]
         body.beats = False
@@ -292,7 +307,6 @@ class Town:
                 self.pulse(NodePulse(node=node))
         for body in self.bodies.values():
             if body.beats:
-                body.in_phase += 0.25
                 self.pulse(
                     WorkerPulse(
                         worker=body.worker,
@@ -305,6 +319,7 @@ class Town:
                         step_seconds=body.step_seconds,
                     )
                 )
+                body.in_phase += 0.25
 
     def pulse(self, pulse: WorkerPulse | NodePulse) -> None:
         for house in self.houses:
