@@ -22,12 +22,15 @@ from multiprocessing import forkserver, process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from reknit.core.context import AGENT, ENDPOINT, WORKER, WorkerContext, from_env
-from reknit.core.errors import ControlPlaneUnreachable, RefusedByJob, StaleGeneration
+from reknit.core.errors import ControlPlaneUnreachable, RefusedByJob, ReknitError, StaleGeneration
 from reknit.core.events import WorkerFailed
 from reknit.worker.agent.guard import die_with_parent
+
+if TYPE_CHECKING:
+    from reknit.core.bus_thread import BusThread
 
 _REPORT_SECONDS = 3.0
 _MAIN_PROCESS: type = type(multiprocessing.current_process())
@@ -64,6 +67,7 @@ class Live(Protocol):
     step: int
     slot: int
     samples: tuple[int, ...]
+    bus: BusThread | None
 
     def post(self, event: WorkerFailed) -> None:
         """Put an event into the session's outbox."""
@@ -100,6 +104,7 @@ def report_failure(error: BaseException) -> None:
     )
     if current is not None:
         current.post(event)
+        _flush(current)
         return
     bus_thread = importlib.import_module("reknit.core.bus_thread")
     bus = bus_thread.BusThread(context.endpoint, context.worker)
@@ -107,6 +112,13 @@ def report_failure(error: BaseException) -> None:
     try:
         bus.post(context.job, event, id=f"failed/{event.worker}/{event.incarnation}")
     finally:
+        bus.close(_REPORT_SECONDS)
+
+
+def _flush(current: Live) -> None:
+    """Let the session's outbox be sent: this process ends without the interpreter's own last calls."""
+    bus = getattr(current, "bus", None)
+    if bus is not None:
         bus.close(_REPORT_SECONDS)
 
 
@@ -166,6 +178,11 @@ def _leave(code: int) -> NoReturn:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
+    current = _live()
+    if current is not None:
+        # joined without `with`, and never left
+        with suppress(ReknitError):
+            _flush(current)
     # a forked process never comes to the interpreter's own call of it
     atexit._run_exitfuncs()  # noqa: SLF001
     for stream in (sys.stdout, sys.stderr):

@@ -3,10 +3,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.agents import AgentUnderTest, agent
 
 from reknit.core.broker import Broker
 from reknit.core.context import Endpoint
+from support.agents import AgentUnderTest, agent
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AgentUnderTest
 
 from reknit.core.context import WORKER, WorkerContext
 from reknit.core.events import WorkerExited, WorkerFailed, WorkerStarted
+from support.agents import AgentUnderTest
 
 Make = Callable[..., AgentUnderTest]
 
@@ -38,9 +38,10 @@ def test_it_sees_what_was_typed(make_agent: Make, tmp_path: Path) -> None:
                 more = pool.map(square, [4])
                 server = os.popen("ps -o ppid= -p %d" % pool._pool[0].pid).read().strip()
                 server = os.popen("ps -o ppid= -p %s" % server).read().strip()
-            ring = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "SLURM_PROCID", "REKNIT_AGENT", "REKNIT_ENDPOINT"]
+            gone = "RANK WORLD_SIZE MASTER_ADDR LOCAL_RANK SLURM_PROCID REKNIT_AGENT REKNIT_ENDPOINT".split()
             json.dump({
-                "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "stray": [n for n in ring if n in os.environ],
+                "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(),
+                "stray": [n for n in gone if n in os.environ],
                 "job_id": os.environ.get("SLURM_JOB_ID"), "worker": os.environ["REKNIT_WORKER"],
                 "omp": os.environ["OMP_NUM_THREADS"], "method": multiprocessing.get_start_method(),
                 "process": multiprocessing.current_process().name, "parent": str(multiprocessing.parent_process()),

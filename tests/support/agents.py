@@ -15,8 +15,10 @@ from typing import Literal, TypeVar
 
 import psutil
 
+from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
 from reknit.core.context import AGENT, AgentContext, Endpoint, to_env
+from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import (
     Event,
     JobFinished,
@@ -143,8 +145,14 @@ class AgentUnderTest:
 
     def events(self, kind: type[E]) -> list[E]:
         """All events of a kind that the job's log holds now."""
-        found = self.bus.call(lambda bus: bus.backlog(job=self.job), timeout=PATIENCE)
+        found = until(self._backlog, "the broker answers")
         return [r.event for r in found if isinstance(r.event, kind)]
+
+    def _backlog(self) -> list[Received]:
+        # empty while the broker is away: a job's log has its submission at least
+        with contextlib.suppress(ControlPlaneUnreachable):
+            return self.bus.call(lambda bus: bus.backlog(job=self.job), timeout=PATIENCE)
+        return []
 
     def event(self, kind: type[E], number: int = 1, seconds: float = PATIENCE) -> E:
         """Wait for the n-th event of a kind."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from reknit.core import log, telemetry
 from reknit.core.bus import Bus, Received
@@ -88,19 +89,32 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        context = self._context
-        self._bus = await Bus.connect(context.endpoint, source=f"agent/{context.node}")
+        beginning = asyncio.create_task(self._begin())
+        beating: asyncio.Task[None] | None = None
         try:
-            end = await self._supervise(self._bus)
+            # a signal may end it before anything has begun
+            first: set[asyncio.Future[Any]] = {beginning, self._ended}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if beginning.done():
+                beating = asyncio.create_task(self._tick(beginning.result()))
+            end = await self._ended
+            await self._say_the_rest()
         finally:
+            beginning.cancel()
+            if beating is not None:
+                beating.cancel()
             await self._clean_up()
-            await self._bus.close()
+            if self._bus is not None:
+                await self._bus.close()
         if end.last_words:
-            self._display.say(context.node, end.last_words)
+            self._display.say(self._context.node, end.last_words)
         return end.code
 
-    async def _supervise(self, bus: Bus) -> End:
+    async def _begin(self) -> Bus:
+        """Connect, announce the node, and read the log up to there and beyond."""
         context = self._context
+        bus = await Bus.connect(context.endpoint, source=f"agent/{context.node}")
+        self._bus = bus
         joined = AgentJoined(
             node=context.node,
             run=context.run,
@@ -114,14 +128,11 @@ class Agent:
         await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
         await bus.pulses(self._on_pulse, job=context.job)
         self._feed(Began(time.monotonic()))
-        ticking = asyncio.create_task(self._tick(bus))
-        try:
-            end = await self._ended
-        finally:
-            ticking.cancel()
-        if not await bus.flush(_FLUSH_SECONDS):
-            self._say(f"the broker is away: {bus.unsent} events of this node were not told")
-        return end
+        return bus
+
+    async def _say_the_rest(self) -> None:
+        if self._bus is not None and not await self._bus.flush(_FLUSH_SECONDS):
+            self._say(f"the broker is away: {self._bus.unsent} events of this node were not told")
 
     # ------------------------------------------------------------------------------------------------------ inputs
 
@@ -139,8 +150,8 @@ class Agent:
             running.step = max(running.step, pulse.step)
 
     def _on_signal(self, number: int) -> None:
-        if self._bus is None or self._state.mode == "starting":
-            # nothing runs yet that would have to be asked
+        if self._state.joined == 0:
+            # nobody knows of us yet
             if not self._ended.done():
                 self._ended.set_result(End(128 + number))
             return

@@ -68,8 +68,8 @@ def finish(state: State, event: JobFinished, now: float) -> Decision:
     if event.outcome == "completed":
         decision = Decision(replace(state, mode="finishing", why="the run is completed"))
         for place in state.places:
-            # one that never joined would only wait for a world that never comes
-            if not place.registered:
+            # one that is in no world would wait for one that never comes
+            if not (place.finished or place.member):
                 after = ask(decision.state, place, now, state.grace, "the run is completed")
                 decision = after.onto(decision.do)
         return decision

@@ -54,6 +54,7 @@ class Forkserver:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD])
+        self._stopped = False
         self.lost = False
         """The forkserver ended without being asked."""
 
@@ -123,6 +124,9 @@ class Forkserver:
 
     def stop(self, seconds: float) -> bool:
         """End guard, forkserver and whatever is below them. False if it is still there after so many seconds."""
+        if self._stopped:
+            return not self._alive()
+        self._stopped = True
         if self.guard:
             with suppress(ProcessLookupError):
                 os.kill(self.guard, signal.SIGUSR1)
