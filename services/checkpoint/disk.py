@@ -43,7 +43,9 @@ def commit(root: Path, draft: Manifest) -> Manifest:
     path = root / draft.job / draft.directory
     if (path / MANIFEST).exists():
         with contextlib.suppress(CheckpointError):  # a damaged one is written anew
-            return read_manifest(path)
+            manifest = read_manifest(path)
+            tidy(path, {stored.file for stored in manifest.files})
+            return manifest
     for stored in draft.files:
         try:
             size = (path / stored.file).stat().st_size
@@ -101,7 +103,7 @@ def sweep(
         if path is not None and not (path / MANIFEST).exists():
             tidy(path, frozenset())
             _remove_directory(path)
-    deleted = [(c, "deletion was interrupted") for c in kept if not _has_manifest(directories.get(c))]
+    deleted = [(c, "its files are gone") for c in kept if not _has_manifest(directories.get(c))]
     listed = list_manifests(root, job)
     for path, manifest, reason in expendable(listed, run=run, keep=keep):
         with contextlib.suppress(CheckpointError):  # another service of the same job was faster
