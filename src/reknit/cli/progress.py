@@ -15,6 +15,9 @@ from reknit.core.status import Status
 
 from .output import Colour
 
+_TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min"})
+"""Alerts that say again what a world's line, the worker's own traceback or the summary says."""
+
 
 def live_line(status: Status) -> str:
     """One line: where the run is."""
@@ -24,6 +27,8 @@ def live_line(status: Status) -> str:
         return (
             f"{status.state}: {len(status.workers)} workers started, {ready} ready" if status.workers else status.state
         )
+    if not world.members and not status.committed:
+        return f"waiting for {world.awaiting or 'workers'}"
     ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
     committed = max(status.committed, ahead.committed if ahead else 0)
     parts = [f"step {committed}/{status.steps}" if status.steps else f"step {committed}"]
@@ -59,7 +64,7 @@ def line_of(event: AnyEvent) -> tuple[str, Colour] | None:  # noqa: PLR0911  (on
             return _restored(event)
         case JobScaled():
             return f"scaled to {workers(event.workers)}", ""
-        case Alert() if event.severity != "info":
+        case Alert() if event.severity != "info" and event.alert not in _TOLD_ELSEWHERE:
             return _alert(event)
     return None
 
@@ -71,14 +76,14 @@ def _alert(alert: Alert) -> tuple[str, Colour]:
     return f"{alert.severity}: {alert.alert}: {alert.reason}{hint}", "red" if alert.severity == "critical" else "yellow"
 
 
-def _world(world: WorldChanged) -> tuple[str, Colour]:
+def _world(world: WorldChanged) -> tuple[str, Colour] | None:
     head = f"world {world.generation}: {workers(len(world.members))}"
     if world.status == "paused" and not world.members and not world.removed:
         return f"world {world.generation}: waiting for {world.awaiting or 'workers'}", ""
     if world.status == "paused":
         return f"{head}, paused: {world.reason}; waiting for {world.awaiting}", "yellow"
     if world.status == "finished":
-        return f"{head}, finished: {world.reason}", ""
+        return None  # the summary tells it
     return f"{head}: {world.reason}", "yellow" if world.removed else "cyan"
 
 

@@ -77,8 +77,12 @@ def _failure(ending: Ending) -> list[tuple[str, Colour]]:
     shown += [(f"  {text}", "") for text in root.traceback.rstrip().splitlines()]
     if root.log:
         shown.append((f"  log: {root.log}", ""))
-    rest = ending.failures.follow_ups
-    shown += [(f"  then: {_where(failure)}: {failure.what}", "dim") for failure in rest[:_MOST_FOLLOW_UPS]]
+    rest: dict[str, int] = {}
+    for failure in ending.failures.follow_ups:
+        said = f"{_where(failure)}: {failure.what}"
+        rest[said] = rest.get(said, 0) + 1
+    for said, times in list(rest.items())[:_MOST_FOLLOW_UPS]:
+        shown.append((f"  then: {said}" + (f" ({times} times)" if times > 1 else ""), "dim"))
     if len(rest) > _MOST_FOLLOW_UPS:
         shown.append((f"  and {len(rest) - _MOST_FOLLOW_UPS} more, see reknit events --job {ending.status.job}", "dim"))
     return shown

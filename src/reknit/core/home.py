@@ -44,7 +44,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alive(self) -> bool:
         """True while exactly this process exists and is no zombie."""
-        return _started(self.pid) == self.started
+        return 0 <= self.started == _started(self.pid)
 
     @classmethod
     def of(cls, pid: int, what: str = "") -> Mark:
