@@ -24,7 +24,7 @@ _log = log.get(NAME)
 
 def main() -> None:
     """Run the service until SIGTERM."""
-    asyncio.run(run_service(NAME, initial=View, decide=decide, act=act, span="assemble"))
+    asyncio.run(run_service(NAME, initial=View, decide=decide, act=act, pulses=True, span="assemble"))
 
 
 async def act(bus: Bus, job: str, action: Any) -> None:

@@ -16,13 +16,14 @@ from reknit.core.events import (
     CheckpointFailed,
     CheckpointRequested,
     Event,
+    WorkerPulse,
 )
 from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
 from reknit.core.service import Decision, Out, Told
 
 from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, missing_in_words, orphans, reassign
 from .schedule import due
-from .view import JOB_STOPS, Flight, View, see
+from .view import JOB_STOPS, Flight, View, hear, see
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Sweep:
 def decide(view: View, told: Told) -> Decision[View]:
     """Take in one input; while the log is replayed nothing is asked for."""
     event = told.event
+    if isinstance(event, WorkerPulse):
+        return Decision(hear(view, event))  # the next tick looks at it
     if isinstance(event, Event):
         view = see(view, event, told.now, told.trace)
     if not told.live or view.spec is None:
@@ -117,7 +120,7 @@ def _fault(view: View, flight: Flight, now: float) -> str:
         return flight.fault
     if complete(flight):
         return ""
-    if view.stopping and flight.step < 0 and flight.reason != JOB_STOPS and view.step < flight.at_step:
+    if view.stopping and flight.step < 0 and flight.reason != JOB_STOPS and view.reached < flight.at_step:
         return f"the job stops before step {flight.at_step}"
     if orphans(flight) and not reassign(flight):
         return f"nobody who holds the copy is left; {missing_in_words(flight)}"
@@ -171,6 +174,6 @@ def _hold_clock(view: View, now: float) -> View:
     flight = view.flight
     if flight is None or flight.step >= 0 or view.over:
         return view
-    if view.step >= flight.at_step + 2 and view.running:
+    if view.reached >= flight.at_step + 2 and view.running:
         return view
     return dataclasses.replace(view, flight=dataclasses.replace(flight, moved_at=now))

@@ -23,9 +23,10 @@ class Due:
 def due(view: View, now: float) -> Due | None:
     """Return what should be asked for, None if nothing.
 
-    Steps: at multiples of the interval; asked for half an interval ahead, so that the ring can take it at exactly that
-    step; once the step is past, at once. Time: when the interval is over and something was committed since. Both count
-    from the newest request, not from the newest success, so that a failing disk is tried once an interval.
+    Steps: at multiples of the interval, at least half an interval after the one before; asked for half an interval
+    ahead, so that the ring can take it at exactly that step; once the step is past, at once. Time: when the interval is
+    over and something was committed since. Both count from the newest request, not from the newest success, so that a
+    failing disk is tried once an interval.
 
     Args:
         view: what is known of the job.
@@ -35,7 +36,7 @@ def due(view: View, now: float) -> Due | None:
     if spec is None or not spec.checkpoint_dir or view.over or view.flight is not None:
         return None
     if view.stopping:
-        return Due(view.step, JOB_STOPS) if not view.final and view.step > max(view.saved, 0) else None
+        return Due(view.reached, JOB_STOPS) if not view.final and view.reached > max(view.saved, 0) else None
     if not view.running or not view.members:
         return None
     wanted = _by_steps(view, spec.checkpoint_every_steps) or _by_time(view, spec.checkpoint_every_seconds, now)
@@ -48,13 +49,13 @@ def due(view: View, now: float) -> Due | None:
 def _by_steps(view: View, every: int) -> Due | None:
     if every <= 0:
         return None
-    target = (view.mark // every + 1) * every
-    if view.step < target - max(1, every // 2):
+    target = -(-(2 * view.mark + every) // (2 * every)) * every
+    if view.reached < target - max(1, every // 2):
         return None
-    return Due(max(target, view.step), f"every {every} steps")
+    return Due(max(target, view.reached), f"every {every} steps")
 
 
 def _by_time(view: View, seconds: float, now: float) -> Due | None:
-    if seconds <= 0 or now - view.marked_at < seconds or view.step <= max(view.saved, view.mark):
+    if seconds <= 0 or now - view.marked_at < seconds or view.reached <= max(view.saved, view.mark):
         return None
-    return Due(view.step, f"every {seconds:g} s")
+    return Due(view.reached, f"every {seconds:g} s")

@@ -1,7 +1,7 @@
 """What the service knows of one job, folded from the log. Pure.
 
-Everything here follows from events alone, but for `marked_at` and `moved_at`, which are this process's own clock: after
-a restart of the service they begin anew, which makes it patient, never hasty.
+Everything here follows from events alone, but for `marked_at` and `moved_at`, which are this process's own clock (after
+a restart of the service they begin anew, which makes it patient, never hasty), and `beaten`, which heartbeats tell.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from reknit.core.events import (
     JobSubmitted,
     StepsCommitted,
     Terms,
+    WorkerPulse,
     WorkerRegistered,
     WorldChanged,
 )
@@ -82,7 +83,9 @@ class View:
         stopping: somebody asked for a polite stop.
         running: the newest world trains.
         members: worker -> incarnation in the newest world, in ring order.
-        step: committed steps, as far as the log tells.
+        generation: of the newest world.
+        step: committed steps, as far as the log tells; it comes in lots, some seconds late.
+        beaten: committed steps, as far as the newest heartbeats of this generation tell.
         asked: checkpoints asked for in this run so far.
         mark: committed steps at the newest checkpoint that was asked for or restored.
         marked_at: when that was (own clock, seconds).
@@ -103,7 +106,9 @@ class View:
     stopping: bool = False
     running: bool = False
     members: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    generation: int = 0
     step: int = 0
+    beaten: int = 0
     asked: int = 0
     mark: int = 0
     marked_at: float = 0.0
@@ -115,6 +120,11 @@ class View:
     given_up: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     live: bool = False
+
+    @property
+    def reached(self) -> int:
+        """Committed steps, as well as is known."""
+        return max(self.step, self.beaten)
 
     @property
     def course(self) -> Course | None:
@@ -165,6 +175,13 @@ def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # no
     return view
 
 
+def hear(view: View, pulse: WorkerPulse) -> View:
+    """Take in a heartbeat: how far the run is."""
+    if pulse.generation != view.generation or pulse.committed <= view.beaten:
+        return view
+    return dataclasses.replace(view, beaten=pulse.committed)
+
+
 def _submitted(view: View, event: JobSubmitted, now: float) -> View:
     if view.spec is not None and not view.over:
         return view  # a run is alive: only one at a time
@@ -181,7 +198,9 @@ def _world(view: View, event: WorldChanged) -> View:
         # before the first file nobody knows who has the copy: a worker that is back by then may be one of them
         before = flight.gone if flight.writers else flight.gone - members.keys()
         flight = dataclasses.replace(flight, gone=before | gone)
-    return dataclasses.replace(view, members=members, running=event.status == "running", flight=flight)
+    return dataclasses.replace(
+        view, generation=event.generation, members=members, running=event.status == "running", flight=flight
+    )
 
 
 def _restored(view: View, event: CheckpointRestored, now: float) -> View:
@@ -191,6 +210,7 @@ def _restored(view: View, event: CheckpointRestored, now: float) -> View:
     return dataclasses.replace(
         view,
         step=event.step,
+        beaten=event.step,
         mark=event.step,
         marked_at=now,
         saved=event.step if event.checkpoint else -1,

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -25,6 +26,7 @@ from reknit.core.events import (
     Range,
     StepsCommitted,
     Terms,
+    WorkerPulse,
 )
 from reknit.core.manifest import Manifest, assign, chunk_file, file_numbers
 from reknit.core.service import Told
@@ -116,7 +118,21 @@ def test_late_it_is_asked_for_at_once() -> None:
     it.publish(steps(0, 32))
     assert [r.at_step for r in it.requests()] == [33]
     it.commit("r1-1", 34)
-    assert [r.at_step for r in it.requests()] == [33, 40]
+    it.publish(steps(34, 48))
+    assert len(it.requests()) == 1, "40 would be too soon after 34"
+    it.publish(steps(49, 49))
+    assert [r.at_step for r in it.requests()] == [33, 60]
+
+
+def test_heartbeats_tell_sooner_than_the_log() -> None:
+    it = service()
+    pulse = WorkerPulse(worker="a", incarnation=1, generation=1, step=10, committed=10)
+    it.pulse(msgspec.structs.replace(pulse, generation=7))
+    it.tick(0.25)
+    assert it.requests() == []
+    it.pulse(pulse)
+    it.tick(0.25)
+    assert [r.at_step for r in it.requests()] == [20]
 
 
 def test_every_single_step() -> None:
