@@ -321,3 +321,16 @@ async def test_closing_leaves_nothing_running(endpoint: Endpoint) -> None:
         await bus.publish("j", JobScaled(workers=1), deadline=5.0)
     await bus.close()
     await until(lambda: len(asyncio.all_tasks()) == 1, "the end of all tasks")
+
+
+async def test_reading_waits_for_a_broker_that_comes_back(broker: Broker) -> None:
+    async with joined(broker.endpoint) as bus:
+        await bus.publish("j", world(1))
+        broker.kill()
+        with pytest.raises(ControlPlaneUnreachable):
+            await bus.backlog(deadline=0.2)
+        reading = asyncio.create_task(bus.backlog(deadline=30.0))
+        looking = asyncio.create_task(bus.last_world("j", deadline=30.0))
+        await asyncio.sleep(0.1)
+        broker.start()
+        assert (await reading)[0] == await looking

@@ -131,3 +131,35 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(tmp_path: Path) -> No
     done = run(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
     assert done.returncode == 0
     assert time.monotonic() - began < 30.0
+
+
+_FORK = """
+import os
+from opentelemetry import trace
+from reknit.core import telemetry
+telemetry.setup("reknit-parent")
+if os.fork() == 0:
+    telemetry.setup("reknit-child")
+    with telemetry.tracer().start_as_current_span("child"):
+        pass
+    os._exit(0)
+os.wait()
+with telemetry.tracer().start_as_current_span("parent"):
+    pass
+print(type(trace.get_tracer_provider()).__name__)
+"""
+
+
+def test_a_fork_has_a_file_of_its_own_and_the_scripts_provider_is_left_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK],
+        env={"PATH": "/usr/bin:/bin", "REKNIT_TRACE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = {json.loads(file.read_text())["name"]: file.name for file in tmp_path.iterdir()}
+    assert set(names) == {"parent", "child"}
+    assert names["child"].startswith("reknit-child-")
+    assert done.stdout.strip() == "ProxyTracerProvider"

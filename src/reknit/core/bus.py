@@ -195,7 +195,9 @@ class Bus:
             return
         member = pulse.worker if isinstance(pulse, WorkerPulse) else pulse.node if isinstance(pulse, NodePulse) else ""
         try:
-            await self._connection.send(heartbeat_subject(valid_name(job, "job"), member), wire.encode(pulse))
+            await self._connection.send(
+                heartbeat_subject(valid_name(job, "job"), valid_name(member, "member")), wire.encode(pulse)
+            )
         except NotAnswered as error:
             _log.debug("heartbeat not sent", reason=str(error))
 
@@ -263,11 +265,18 @@ class Bus:
             raise
         return follow
 
-    async def backlog(self, *, job: str = "*", areas: Sequence[str] | None = None) -> list[Received]:
+    async def backlog(
+        self, *, job: str = "*", areas: Sequence[str] | None = None, deadline: float = 10.0
+    ) -> list[Received]:
         """Return what is stored now, in order.
 
+        Args:
+            job: one job, or `*` for all.
+            areas: only these areas, None for all.
+            deadline: seconds from now after which a lost connection is no longer waited for.
+
         Raises:
-            ControlPlaneUnreachable: the broker went away or stalled meanwhile.
+            ControlPlaneUnreachable: the broker is away or stalls beyond the deadline.
             UsageError: an area that does not exist.
         """
         found: list[Received] = []
@@ -277,18 +286,18 @@ class Bus:
             if received is not None:
                 found.append(received)
 
-        await self._journal.replay(self._filters(job, areas), 1, sink)
+        await self._journal.read(self._filters(job, areas), sink, time.monotonic() + deadline)
         return found
 
-    async def last_world(self, job: str) -> Received | None:
+    async def last_world(self, job: str, deadline: float = 10.0) -> Received | None:
         """Return the newest `world.changed` of a job, None if there is none.
 
         Raises:
-            ControlPlaneUnreachable: the broker does not answer.
+            ControlPlaneUnreachable: the broker does not answer within `deadline` seconds.
             WireError: it is there and does not decode.
         """
         subject = f"{ROOT}.{valid_name(job, 'job')}.{WorldChanged.__struct_config__.tag}"
-        stored = await self._journal.last(subject)
+        stored = await self._journal.last(subject, time.monotonic() + deadline)
         return self._decoded(stored) if stored is not None else None
 
     async def pulses(self, callback: Callable[[str, AnyPulse], None], *, job: str = "*") -> None:

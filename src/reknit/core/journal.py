@@ -215,9 +215,28 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------ read
 
-    async def last(self, subject: str) -> Stored | None:
-        """Return the newest message of a subject, read where the truth is (not from a replica)."""
-        return await self._get({"last_by_subj": subject})
+    async def last(self, subject: str, deadline: float = float("inf")) -> Stored | None:
+        """Return the newest message of a subject, read where the truth is (not from a replica).
+
+        Raises:
+            ControlPlaneUnreachable: the broker does not answer by the deadline (on the monotonic clock).
+        """
+        return await self._until(deadline, lambda: self._get({"last_by_subj": subject}))
+
+    async def read(self, filters: Sequence[str], sink: Callable[[Stored], None], deadline: float) -> None:
+        """Give `sink` all that is stored and matches, in order; goes on where it was if the connection breaks.
+
+        Raises:
+            ControlPlaneUnreachable: the broker was away, or stalled, when the deadline came (on the monotonic clock).
+        """
+        last = 0
+
+        def note(stored: Stored) -> None:
+            nonlocal last
+            last = stored.seq
+            sink(stored)
+
+        await self._until(deadline, lambda: self.replay(filters, last + 1, note))
 
     async def _get(self, query: dict[str, Any]) -> Stored | None:
         try:

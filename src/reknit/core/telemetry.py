@@ -24,11 +24,13 @@ from opentelemetry.context import Context
 from reknit.core import log
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 TRACE_DIR = "REKNIT_TRACE_DIR"
 _OTLP = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_provider: TracerProvider | None = None
+_owner = 0  # pid of the process that made it: a fork must not write into its parent's file
 _log = log.get("telemetry")
 
 
@@ -38,22 +40,24 @@ def setup(service_name: str) -> None:
     wanted_otlp = any(os.environ.get(name) for name in _OTLP)
     if not (wanted_dir or wanted_otlp):
         return
+    global _provider, _owner
+    if _provider is not None and _owner == os.getpid():
+        return
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - 100 ms that only those pay who record
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 
-    if isinstance(trace.get_tracer_provider(), TracerProvider):
-        return
     provider = TracerProvider(resource=Resource.create({"service.name": service_name, "process.pid": os.getpid()}))
     if wanted_dir:
         _add_file(provider, Path(wanted_dir), service_name)
     if wanted_otlp:
         _add_otlp(provider)
-    trace.set_tracer_provider(provider)
+    # Not the global one: that belongs to the user's script, which runs in the same process as a worker.
+    _provider, _owner = provider, os.getpid()
 
 
 def tracer() -> trace.Tracer:
     """Return the tracer of this project; a no-op one before `setup`."""
-    return trace.get_tracer("reknit")
+    return _provider.get_tracer("reknit") if _provider is not None else trace.NoOpTracer()
 
 
 def inject() -> str:
@@ -80,15 +84,12 @@ def context_from(traceparent: str) -> Context:
 
 def flush(timeout: float = 2.0) -> None:
     """Send what is not sent yet to the collector; files have everything already."""
-    provider = trace.get_tracer_provider()
-    force = getattr(provider, "force_flush", None)
-    if force is not None:
-        force(int(timeout * 1000))
+    if _provider is not None:
+        _provider.force_flush(int(timeout * 1000))
 
 
-def _add_file(provider: object, directory: Path, service_name: str) -> None:
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - see setup
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult  # noqa: PLC0415
+def _add_file(provider: TracerProvider, directory: Path, service_name: str) -> None:
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult  # noqa: PLC0415 - see setup
 
     class FileExporter(SpanExporter):
         """Appends one JSON line a span, in one write."""
@@ -107,7 +108,6 @@ def _add_file(provider: object, directory: Path, service_name: str) -> None:
         def shutdown(self) -> None:
             os.close(self._file)
 
-    assert isinstance(provider, TracerProvider)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         exporter = FileExporter(directory / f"{service_name}-{os.getpid()}.jsonl")
@@ -117,12 +117,10 @@ def _add_file(provider: object, directory: Path, service_name: str) -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
 
 
-def _add_otlp(provider: object) -> None:
+def _add_otlp(provider: TracerProvider) -> None:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - see setup
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    assert isinstance(provider, TracerProvider)
     # Short: a collector that is away must not hold up the end of a process.
     exporter = OTLPSpanExporter(timeout=2)
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500, export_timeout_millis=2000))
