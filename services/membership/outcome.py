@@ -54,7 +54,7 @@ def outcome(record: Record, sight: Sight, alive: Collection[Member], now: float)
         return failed
     if record.completed() and not alive:
         return _completed(record)
-    if record.stop is not None and not alive and _all_ended(record, sight, now):
+    if record.stop is not None and (_overdue(record, sight, now) or (not alive and _all_ended(record, sight, now))):
         reason = record.stop.reason or "it was asked to stop"
         return _finished(record, "stopped", reason)
     if _never_joined(record):
@@ -141,11 +141,14 @@ def _completed(record: Record) -> JobFinished:
     return _finished(record, "completed", reason, state_hash=hashes[0] if hashes else "")
 
 
+def _overdue(record: Record, sight: Sight, now: float) -> bool:
+    """True if the run was to be stopped at once and that was a while ago."""
+    at_once = record.stop is not None and record.stop.at_once
+    return at_once and sight.stop_since is not None and now - sight.stop_since > AT_ONCE
+
+
 def _all_ended(record: Record, sight: Sight, now: float) -> bool:
     """True if no process that was started is known to live; a node that is gone has none."""
-    at_once = record.stop is not None and record.stop.at_once
-    if at_once and sight.stop_since is not None and now - sight.stop_since > AT_ONCE:
-        return True
     lives = [(w.life, w.node) for w in record.workers.values()]
     lives += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
     return all(life in record.endings or node_is_gone(sight, node, now) for life, node in lives)
@@ -153,7 +156,7 @@ def _all_ended(record: Record, sight: Sight, now: float) -> bool:
 
 def _never_joined(record: Record) -> bool:
     """True if the script ended well everywhere without ever taking part: not every script has a step loop."""
-    if record.spec is None or record.world is not None or record.workers or not record.nodes:
+    if record.spec is None or record.workers or not record.nodes:
         return False
     endings = [record.ending(started) for started in record.started.values()]
     well = [e for e in endings if e is not None and e.code == 0]

@@ -23,6 +23,8 @@ from .view import Record, Sight, View, Worker
 
 BOOT = 60.0
 """Seconds that processes which were started may take to come up; before, that they are not there yet is no news."""
+START = 15.0
+"""... and that agents may take to start the first of them."""
 ANNOUNCE_EVERY = 1.0
 """Seconds between two announcements of a paused world in which only the waiting changed."""
 
@@ -106,6 +108,8 @@ def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float)
     patience = record.spec.last_call if record.spec else 0.0
     if booting(record):
         patience += BOOT
+    elif not record.started:
+        patience += START
     since = sight.ringless_since
     if since is None or now - since < patience or now - sight.world_at < ANNOUNCE_EVERY:
         return None

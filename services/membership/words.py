@@ -10,6 +10,15 @@ from .verdict import Verdict
 from .view import Record, Worker
 
 _LISTED = 4
+_BRIEFLY = {
+    "exit": "their agents reaped them or their scripts raised",
+    "refused": "nobody listens at their addresses any more",
+    "leave": "their agents left",
+    "join": "others have taken their places",
+    "disconnect": "silent, and seen to be gone on another channel",
+    "heartbeat": "silent, and seen to be gone on another channel",
+    "progress": "others wait for them",
+}
 
 
 def names(items: Sequence[str]) -> str:
@@ -40,9 +49,7 @@ def why_dead(evidence: Sequence[Evidence]) -> str:
 
 def why_gone(record: Record, verdict: Verdict) -> list[str]:
     """One clause for those of the world who died, one for those who left or finished."""
-    clauses = [
-        f"{m.worker} died: {why_dead(verdict.dead[m.worker])}" for m in record.members if m.worker in verdict.dead
-    ]
+    clauses = _why_died(record, verdict)
     finished: list[str] = []
     left: list[str] = []
     for member in record.members:
@@ -54,6 +61,19 @@ def why_gone(record: Record, verdict: Verdict) -> list[str]:
     if finished:
         clauses.append(f"{names(finished)} finished")
     return clauses
+
+
+def _why_died(record: Record, verdict: Verdict) -> list[str]:
+    """Each death with what is known about it; many at once are told together, by the evidence that settled it."""
+    dead = [m.worker for m in record.members if m.worker in verdict.dead]
+    if len(dead) < _LISTED:
+        return [f"{worker} died: {why_dead(verdict.dead[worker])}" for worker in dead]
+    groups: dict[str, list[str]] = {}
+    for worker in dead:
+        evidence = verdict.dead[worker]
+        settled = next((e for e in evidence if e.certain), evidence[0])
+        groups.setdefault(settled.source, []).append(worker)
+    return [f"{names(workers)} died: {_BRIEFLY.get(source, source)}" for source, workers in groups.items()]
 
 
 def why_joined(joiners: Sequence[Worker], members: Sequence[Member]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from reknit.core.events import WorkerStuck
 from reknit.core.service import Tick
 from support.town import Town

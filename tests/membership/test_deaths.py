@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from reknit.core.events import WorkerStuck
 from support.town import Town
 
@@ -108,6 +109,9 @@ def test_many_certain_deaths_at_once_are_one_world() -> None:
     town.run(1.0)
     assert len(town.worlds) == 2
     assert town.members == names[:4] + names[20:]
+    assert town.world.reason == (
+        "n1-0, n1-1, n1-2 and 13 more died: their agents reaped them or their scripts raised; 16 workers go on"
+    )
 
 
 def test_a_frozen_worker_is_out_well_under_three_seconds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from reknit.core.events import Member
 from reknit.services.membership.ring_order import first_order, natural, neighbours, next_order, route_round
 from reknit.services.membership.view import Worker

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from reknit.core.events import Terms
 from reknit.services.membership.terms import difference
 
