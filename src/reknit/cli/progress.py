@@ -24,9 +24,7 @@ def live_line(status: Status) -> str:
     world = status.world
     if world is None:
         ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
-        return (
-            f"{status.state}: {len(status.workers)} workers started, {ready} ready" if status.workers else status.state
-        )
+        return f"{status.state}: {workers(len(status.workers))}, {ready} ready" if status.workers else status.state
     if not world.members and not status.committed:
         return f"waiting for {world.awaiting or 'workers'}"
     ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
