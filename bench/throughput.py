@@ -1,0 +1,148 @@
+"""Samples a second against torch DDP over gloo: `python bench/throughput.py --workers 2,4 --json`.
+
+The same model, dataset, micro-batches, global batch and one thread a worker; DDP as a static group of plain processes,
+its gradients accumulated without sync where a worker has several micro-batches. The systems take turns (A B A B …),
+each turn in fresh processes, warm-up left out. The ratio is the median over the rounds. Exit status 1 if a ratio with
+one micro-batch a worker is below 0.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+from job import SCRIPTS, Job, NotInTime, wait_for
+from offspring import Offspring
+
+LIMIT = 0.9
+START = 120.0
+Metered = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        slots: micro-batches a step; the global batch is the same for all.
+        warm, seconds: left out, and measured, in each turn.
+    """
+
+    model: str
+    workers: int
+    slots: int
+    warm: float
+    seconds: float
+
+    @property
+    def args(self) -> list[str]:
+        """For the training scripts."""
+        return [
+            f"--model={self.model}",
+            f"--slots={self.slots}",
+            f"--warm={self.warm}",
+            f"--seconds={self.seconds}",
+        ]
+
+
+def turn(system: str, setting: Setting) -> Metered:
+    """Let one system train until every worker has measured; returns the mean over the workers.
+
+    Raises:
+        NotInTime: the workers do not come that far.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as path, Offspring() as offspring:
+        folder = Path(path)
+        log = folder / "printed.log"
+        args = [str(folder), *setting.args]
+        if system == "reknit":
+            Job(offspring, folder, "speed_reknit.py", args, workers=setting.workers).start()
+        else:
+            command = [sys.executable, str(SCRIPTS / "speed_ddp.py"), *args, "--workers", str(setting.workers)]
+            offspring.start(command, tag="ddp", log=log, env={"OMP_NUM_THREADS": "1"}, cwd=folder)
+
+        def look() -> list[Path] | None:
+            found = list(folder.glob("*.metered"))
+            return found if len(found) == setting.workers else None
+
+        try:
+            files = wait_for("the measurement", look, START + setting.warm + setting.seconds, every=0.1)
+        except NotInTime:
+            print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
+            raise
+        metered = [json.loads(file.read_text()) for file in files]
+    return {name: statistics.mean(one[name] for one in metered) for name in metered[0]}
+
+
+def rounds(setting: Setting, count: int) -> Iterator[dict[str, Metered]]:
+    """Let the systems take turns, the other one first every second round."""
+    for number in range(count):
+        order = ["reknit", "ddp"] if number % 2 == 0 else ["ddp", "reknit"]
+        yield {system: turn(system, setting) for system in order}
+
+
+def compare(measured: list[dict[str, Metered]]) -> dict[str, Any]:
+    """Return ratios (medians over the rounds) and each system's medians."""
+
+    def ratio(name: str) -> float:
+        return round(statistics.median(one["reknit"][name] / one["ddp"][name] for one in measured), 3)
+
+    medians = {
+        system: {
+            name: round(statistics.median(one[system][name] for one in measured), 2) for name in measured[0][system]
+        }
+        for system in ("reknit", "ddp")
+    }
+    return {
+        "ratio": ratio("samples_per_s"),
+        "ratio_of_median_steps": round(1 / ratio("step_ms_median"), 3),
+        "ratio_of_cpu": ratio("cpu_ms_a_step"),
+        **medians,
+        "rounds": [{s: round(m["samples_per_s"], 1) for s, m in one.items()} for one in measured],
+    }
+
+
+def measured(
+    workers: list[int], model: str, *, count: int = 3, warm: float = 2.0, seconds: float = 5.0, twice: bool = True
+) -> dict[str, Any]:
+    """Measure and return the document."""
+    document: dict[str, Any] = {"model": model, "machine": machine.describe(), "ratio_vs_ddp": {}}
+    factors = (1, 2) if twice else (1,)
+    for factor in factors:
+        name = "slots_are_workers" if factor == 1 else "slots_are_twice_workers"
+        document[name] = {}
+        for number in workers:
+            setting = Setting(model, number, factor * number, warm, seconds)
+            found = compare(list(rounds(setting, count)))
+            document[name][str(number)] = found
+            print(f"{model}, {number} workers, {setting.slots} slots: {found}", file=sys.stderr, flush=True)
+    document["ratio_vs_ddp"] = {number: one["ratio"] for number, one in document["slots_are_workers"].items()}
+    return document
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workers", default="2,4", help="numbers of workers, separated by commas")
+    parser.add_argument("--model", choices=("mlp", "conv", "transformer"), default="mlp")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds left out in each turn")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds measured in each turn")
+    parser.add_argument("--once", action="store_true", help="slots = workers only")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    args = parser.parse_args()
+    numbers = [int(number) for number in args.workers.split(",")]
+    found = measured(numbers, args.model, count=args.rounds, warm=args.warm, seconds=args.seconds, twice=not args.once)
+    print(json.dumps(found, indent=2) if args.json else found["ratio_vs_ddp"])
+    return 0 if all(ratio >= LIMIT for ratio in found["ratio_vs_ddp"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
