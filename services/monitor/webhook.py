@@ -68,7 +68,7 @@ class Webhook:
                 async for attempt in retries:
                     with attempt:
                         await asyncio.to_thread(self._post, id_, body)
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, ValueError) as error:  # ValueError: an address that cannot be one
                 self._drop(str(error))
             finally:
                 self._queue.task_done()

@@ -7,8 +7,6 @@ incarnation. A restarted worker is a newcomer: what counts is (worker, incarnati
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from reknit.core.events import Member
 
 Key = tuple[str, int]
@@ -20,12 +18,6 @@ def key_of(member: Member) -> Key:
     return member.worker, member.incarnation
 
 
-def current_in(members: Iterable[Member], before: frozenset[Key]) -> frozenset[Key]:
-    """Return who is current in a new world, given who was in the world before it."""
-    keys = frozenset(key_of(member) for member in members)
-    return keys & before or keys
-
-
-def with_caught_up(members: Iterable[Member], current: frozenset[Key], key: Key) -> frozenset[Key]:
-    """Return who is current after `key` said that it has caught up; one that is in no world stays out."""
-    return current | {key} if key in {key_of(member) for member in members} else current
+def current_in(members: frozenset[Key], before: frozenset[Key]) -> frozenset[Key]:
+    """Return who of a new world's members is current, given who was in the world before it."""
+    return members & before or members

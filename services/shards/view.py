@@ -24,7 +24,7 @@ from reknit.core.events import (
 from reknit.core.ledger import course_of
 from reknit.core.order import Course
 
-from .currency import Key, current_in, key_of, with_caught_up
+from .currency import Key, current_in, key_of
 from .epochs import Committed
 from .pace import Pace
 
@@ -39,6 +39,7 @@ class View:
         over: True once the run is finished.
         world: the newest world of the run, None before the first.
         world_trace: traceparent of the world's publication.
+        members: who is in the world.
         registered: worker -> its newest registration in this run.
         course: the run's course; None until a member of a world told its terms.
         current: who of the world holds current state.
@@ -55,6 +56,7 @@ class View:
     over: bool = False
     world: WorldChanged | None = None
     world_trace: str = ""
+    members: frozenset[Key] = frozenset()
     registered: Mapping[str, WorkerRegistered] = dataclasses.field(default_factory=dict)
     course: Course | None = None
     current: frozenset[Key] = frozenset()
@@ -83,9 +85,9 @@ def see(view: View, event: AnyEvent, seq: int, trace: str) -> View:  # noqa: PLR
             return dataclasses.replace(view, registered={**view.registered, event.worker: event})
         case WorldChanged():
             return _world(view if event.run == view.run else _run(view, event.run), event, trace)
-        case WorkerCaughtUp() if view.world is not None:
+        case WorkerCaughtUp():
             key = (event.worker, event.incarnation)
-            return dataclasses.replace(view, current=with_caught_up(view.world.members, view.current, key))
+            return dataclasses.replace(view, current=view.current | ({key} & view.members))
         case WorkerLeaving():
             return dataclasses.replace(view, leaving=view.leaving | {(event.worker, event.incarnation)})
         case DrainAsked():
@@ -106,7 +108,7 @@ def hear(view: View, pulse: WorkerPulse) -> View:
     """Take in a heartbeat; only members of the present generation count."""
     world = view.world
     key = (pulse.worker, pulse.incarnation)
-    if world is None or pulse.generation != world.generation or key not in map(key_of, world.members):
+    if world is None or pulse.generation != world.generation or key not in view.members:
         return view
     return dataclasses.replace(view, pace=view.pace.observe(pulse))
 
@@ -125,8 +127,9 @@ def _world(view: View, world: WorldChanged, trace: str) -> View:
         view,
         world=world,
         world_trace=trace,
+        members=keys,
         course=view.course or _course(view, world),
-        current=current_in(world.members, view.current),
+        current=current_in(keys, view.current),
         leaving=view.leaving & keys,
         pace=view.pace.keep(keys),
     )

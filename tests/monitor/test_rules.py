@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reknit.core.events import (
     CheckpointCommitted,
@@ -16,6 +22,8 @@ from reknit.core.events import (
     WorkerStarted,
     WorkerStuck,
 )
+from reknit.services.monitor.rules import RULES
+from reknit.services.monitor.rules.stragglers import median_without
 from support.history import registered
 from support.watched import TERMS, Watched
 
@@ -317,3 +325,25 @@ def test_a_restarted_worker_begins_with_a_clean_slate() -> None:
     assert [a for a in late if a[2] == "raised"] == []
     raised = [a for a, _, state in job.told("warning") if state == "raised"]
     assert raised == ["worker-stuck"]
+
+
+@given(values=st.lists(st.floats(0.001, 9), min_size=2, max_size=9), data=st.data())
+def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(values) - 1))
+    others = values[:at] + values[at + 1 :]
+    assert median_without(sorted(values), values[at]) == pytest.approx(statistics.median(others))
+
+
+def test_a_thousand_workers_are_looked_at_in_a_moment() -> None:
+    job = Watched(*(f"n{i}-0" for i in range(1000)))
+    before = time.process_time()
+    job.beat(1, compute_seconds={f"n{i}-0": 0.05 + i / 1e5 for i in range(1000)})
+    spent = time.process_time() - before
+    assert job.told() == []
+    print(f"one second of 1,000 workers and 1,000 agents costs {spent:.2f} s of one core")
+    assert spent < 30, "not a promise: only that nothing grows with the square"
+
+
+def test_the_page_about_the_monitor_knows_every_alert() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text()
+    assert [name for rule in RULES for name in rule.alerts if f"`{name}`" not in text] == []

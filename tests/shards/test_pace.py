@@ -57,7 +57,8 @@ def test_a_straggler_gets_fewer_slots_and_is_named_and_gets_them_back() -> None:
     run(log, 8, {"a": 0.05, "b": 0.25})
     assert counts(log) == {"a": 7, "b": 1}
     assert (
-        "b computes a slot in 250 ms, the others in 50 ms: 1 slots instead of 4" in log.events(ShardsPlanned)[-1].reason
+        "b computes a slot in 250 ms, the others in 50 ms: 1 of 8 slots instead of 4"
+        in log.events(ShardsPlanned)[-1].reason
     )
     run(log, 60, {"a": 0.05, "b": 0.05})
     assert counts(log) == {"a": 4, "b": 4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections.abc import Iterable
 
 from reknit.services.monitor.finding import Finding, Rule
@@ -24,14 +24,14 @@ def straggler(view: View, now: float) -> Iterable[Finding] | None:
     if view.deaf(now) or view.since_listening(now) < HOLD:
         return None
     seconds = {p.worker: p.compute_seconds for p in view.fresh(now) if p.slots > 0 and p.compute_seconds > 0}
-    return [f for worker in seconds if (f := _compared(view, worker, seconds)) is not None]
+    ordered = sorted(seconds.values())
+    if len(ordered) < 2:
+        return []
+    return [f for worker in seconds if (f := _compared(view, worker, seconds[worker], ordered)) is not None]
 
 
-def _compared(view: View, worker: str, seconds: dict[str, float]) -> Finding | None:
-    others = [s for w, s in seconds.items() if w != worker]
-    if not others:
-        return None
-    own, usual = seconds[worker], statistics.median(others)
+def _compared(view: View, worker: str, own: float, ordered: list[float]) -> Finding | None:
+    usual = median_without(ordered, own)
     limit = CLEAR_AT if ("straggler", worker) in view.raised else RAISE_AT
     if own <= limit * usual or own - usual < LEAST_SECONDS:
         return None
@@ -42,6 +42,16 @@ def _compared(view: View, worker: str, seconds: dict[str, float]) -> Finding | N
     )
     hint = f"see what else runs on {node}; the plan gives it fewer slots meanwhile"
     return Finding("straggler", worker, "warning", reason, hint, HOLD, RELEASE)
+
+
+def median_without(ordered: list[float], value: float) -> float:
+    """Return the median of sorted values, at least two, less one that equals `value`."""
+    at, left = bisect.bisect_left(ordered, value), len(ordered) - 1
+
+    def nth(i: int) -> float:
+        return ordered[i if i < at else i + 1]
+
+    return (nth((left - 1) // 2) + nth(left // 2)) / 2
 
 
 RULES = (Rule(("straggler",), straggler),)
