@@ -1,0 +1,197 @@
+"""The status of a job from its log, and with heartbeats: what `reknit status` and the page show."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reknit.core.events import (
+    Alert,
+    AnyEvent,
+    CheckpointCommitted,
+    CheckpointRestored,
+    JobFinished,
+    JobScaled,
+    JobStopAsked,
+    JobSubmitted,
+    RingRecovered,
+    StepsCommitted,
+    Terms,
+    WorkerCaughtUp,
+    WorkerExited,
+    WorkerFailed,
+    WorkerPulse,
+    WorkerRefused,
+    WorkerStarted,
+)
+from reknit.core.plan import split
+from reknit.core.status import MOST_LOSSES, Status, exit_in_words, last_line, report
+from reknit.core.status_fold import hear, see
+from support.history import member, random_history, registered, world
+
+TERMS = Terms(slots=4, micro_batch=2, samples=80, epochs=3, seed=1)
+
+
+def told(*events: AnyEvent, job: str = "j") -> Status:
+    status = Status(job)
+    for at, event in enumerate(events):
+        status = see(status, event, now=float(at), wall=1000.0 + at)
+    return status
+
+
+def begun() -> tuple[AnyEvent, ...]:
+    return (
+        JobSubmitted(run="r1", script="t.py", max_nodes=2),
+        registered("a", TERMS),
+        registered("b", TERMS),
+        world(1, member("a"), member("b"), added=("a", "b")),
+    )
+
+
+def record(step: int, loss: float | None = 0.5, generation: int = 1) -> StepsCommitted:
+    ranges = split(4, ["a", "b"])
+    return StepsCommitted(run="r1", first=step, last=step, generation=generation, ranges=ranges, slots=4, loss=loss)
+
+
+def states(status: Status) -> dict[str, str]:
+    return {name: worker.state for name, worker in status.workers.items()}
+
+
+def test_the_story_of_a_run() -> None:
+    assert told(*begun()[:1]).state == "starting"
+    running = told(*begun(), record(0), record(1))
+    assert running.state == "running"
+    assert states(running) == {"a": "active", "b": "active"}
+    assert (running.committed, running.steps) == (2, 30)
+    lost = told(*begun(), record(0), world(2, member("a"), removed=("b",), reason="b died"))
+    assert lost.state == "degraded"
+    assert lost.lost == {"b": "b died"}
+    joined = told(*begun(), world(2, member("a"), removed=("b",)), world(3, member("a"), member("b", 2)))
+    assert (joined.state, states(joined)) == ("running", {"a": "active", "b": "learning"})
+    caught = WorkerCaughtUp(worker="b", incarnation=2, generation=3, step=1)
+    assert states(see(joined, caught, 9.0))["b"] == "active"
+    assert told(*begun(), world(2, member("a"), status="paused")).state == "paused"
+    assert told(*begun(), JobStopAsked()).state == "stopping"
+    end = JobFinished(run="r1", outcome="failed", reason="ValueError: boom", root_worker="b")
+    assert told(*begun(), end).state == "failed"
+    assert report(told(*begun(), end))["root_worker"] == "b"
+
+
+def test_a_fleet_that_is_scaled_down_has_lost_nobody() -> None:
+    status = told(*begun(), JobScaled(workers=1), world(2, member("a"), removed=("b",)))
+    assert status.state == "running"
+
+
+def test_an_alert_above_information_makes_a_running_job_degraded() -> None:
+    alert = Alert(alert="straggler", subject="a", state="raised", severity="warning", reason="slow", number=1)
+    status = told(*begun(), alert)
+    assert status.state == "degraded"
+    over = Alert(alert="straggler", subject="a", state="cleared", severity="warning", reason="over", number=1)
+    assert see(status, over, 9.0).state == "running"
+
+
+def test_a_second_submission_of_a_living_run_changes_nothing() -> None:
+    status = told(*begun(), record(0))
+    assert see(status, JobSubmitted(run="r2", script="x.py"), 9.0) == status
+
+
+def test_the_next_run_begins_afresh_but_keeps_the_alerts() -> None:
+    alert = Alert(alert="job-failed", subject="j", state="raised", severity="critical", reason="boom", number=3)
+    status = told(*begun(), record(0), JobFinished(run="r1", outcome="failed"), alert)
+    status = see(status, JobSubmitted(run="r2", script="t.py"), 9.0)
+    assert (status.run, status.committed, status.worlds) == ("r2", 0, ())
+    assert status.numbers == {("job-failed", "j"): 3}
+
+
+def test_a_restore_takes_steps_and_losses_back_and_late_words_do_not_count() -> None:
+    status = told(*begun(), *(record(i) for i in range(10)))
+    back = CheckpointRestored(run="r1", checkpoint="c", step=4, worker="c", generation=2)
+    status = see(status, back, 20.0)
+    assert (status.committed, [s for s, _ in status.losses]) == (4, [0, 1, 2, 3])
+    assert see(status, record(10, generation=1), 21.0).committed == 4
+    assert see(status, record(4, generation=2), 21.0).committed == 5
+
+
+def test_heartbeats_of_another_incarnation_are_not_the_workers() -> None:
+    status = told(*begun())
+    pulse = WorkerPulse(worker="a", incarnation=7, generation=1, step=3, committed=3)
+    assert hear(status, pulse, 9.0) == status
+    status = see(status, WorkerStarted(worker="a", incarnation=7, node="n", pid=5), 10.0)
+    assert hear(status, pulse, 11.0).workers["a"].pulse == pulse
+
+
+def test_the_loss_curve_stays_small() -> None:
+    status = told(*begun(), *(record(i, loss=1.0 / (i + 1)) for i in range(3000)))
+    assert MOST_LOSSES / 2 <= len(status.losses) <= MOST_LOSSES
+    assert status.losses[0] == (0, 1.0)
+
+
+def test_the_report_is_json_even_with_a_loss_that_is_not_a_number() -> None:
+    status = told(*begun(), record(0, loss=float("nan")))
+    status = hear(
+        status,
+        WorkerPulse(
+            worker="a", incarnation=1, generation=1, step=1, committed=1, loss=float("inf"), rate=float("nan"), rss=7
+        ),
+        9.0,
+    )
+    plain = report(status, 10.5)
+    text = json.dumps(plain, allow_nan=False)
+    assert json.loads(text)["progress"]["loss"] is None
+    assert plain["workers"][0]["silent"] == 1.5
+    assert plain["progress"]["loss_finite"] is False
+
+
+def test_the_report_tells_how_long_is_left_and_how_fast_a_world_was_mended() -> None:
+    status = told(*begun(), record(0), world(2, member("a"), removed=("b",), reason="b died"))
+    status = see(status, RingRecovered(worker="a", generation=2, step=1, seconds=0.04), 9.0)
+    saved = CheckpointCommitted(checkpoint="c", step=1, path="p", bytes=1, seconds=0.1)
+    status = see(status, saved, 9.5)
+    pulse = WorkerPulse(worker="a", incarnation=1, generation=2, step=10, committed=10, step_seconds=0.5, samples=80)
+    plain = report(hear(status, pulse, 10.0), 10.0)
+    assert plain["progress"]["seconds_left"] == 10.0
+    assert plain["progress"]["samples"] == 80
+    assert plain["worlds"][1]["recovered_seconds"] == 0.04
+    assert plain["worlds"][1]["time"] == 1005.0
+    assert plain["checkpoint"]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"code": -9, "signal": "SIGKILL"}, "killed by signal SIGKILL"),
+        ({"code": -11}, "killed by signal 11"),
+        ({"code": 1}, "exited with code 1"),
+        ({"code": 0, "expected": True}, "ended"),
+        ({"code": -9, "out_of_memory": True}, "killed for memory (out of memory)"),
+    ],
+)
+def test_exits_in_words(fields: dict[str, object], words: str) -> None:
+    assert exit_in_words(WorkerExited(worker="a", incarnation=1, node="n", pid=1, **fields)) == words
+
+
+def test_last_line_of_a_failure() -> None:
+    trace = "Traceback:\n  File x\nValueError: boom\n\n"
+    assert last_line(WorkerFailed(worker="a", incarnation=1, error="E", traceback=trace)) == "ValueError: boom"
+    assert last_line(WorkerFailed(worker="a", incarnation=1, error="E", traceback="")) == "E"
+
+
+def test_a_refused_worker_says_why() -> None:
+    status = told(*begun(), registered("x", TERMS), WorkerRefused(worker="x", incarnation=1, reason="slots differ"))
+    assert (status.workers["x"].state, status.workers["x"].note) == ("refused", "slots differ")
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=80, deadline=None)
+def test_in_random_histories_the_status_agrees_with_the_log(seed: int) -> None:
+    history = random_history(seed)
+    status = told(*history.events)
+    assert status.committed == status.steps == history.course.steps
+    assert status.state == "completed"
+    assert status.world is not None
+    assert {m.worker for m in status.world.members} == set(history.workers)
+    assert {status.workers[w].state for w in history.workers} <= {"active", "spare", "learning"}
+    json.dumps(report(status), allow_nan=False)
