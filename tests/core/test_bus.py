@@ -313,7 +313,7 @@ async def test_closing_leaves_nothing_running(endpoint: Endpoint) -> None:
 
     await bus.serve("x", "y", answer)
     asking = asyncio.create_task(bus.request("x", "y", timeout=100))
-    await until(lambda: bus._answering, "the question")
+    await until(lambda: bus._answers._tasks, "the question")
     await bus.close()
     with pytest.raises(ControlPlaneUnreachable):
         await asking

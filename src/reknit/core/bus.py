@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from nats.aio.msg import Msg
 
 from reknit.core import log, telemetry, wire
+from reknit.core.answers import Answers, request
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
@@ -29,9 +30,8 @@ from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Puls
 from reknit.core.follow import Follow, subjects
 from reknit.core.journal import MSG_ID, Journal, State, Stored
 from reknit.core.outbox import Letter, Outbox
-from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, service_subject, subject_of, valid_name
+from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, subject_of, valid_name
 
-_FAILED = "reknit-error"  # header of a service's answer that is an error text
 _SYSTEM = "$SYS.ACCOUNT.REKNIT.DISCONNECT"
 _log = log.get("bus")
 
@@ -76,7 +76,7 @@ class Bus:
         self._outbox = Outbox(self._journal)
         self._follows: set[Follow] = set()
         self._system: Connection | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answers = Answers(connection)
         self._checking: asyncio.Task[None] | None = None
         self._state: State | None = None
         connection.on_back.append(self._came_back)
@@ -128,13 +128,10 @@ class Bus:
             await follow.stop()
         self._follows.clear()
         await self._outbox.stop()
-        tasks = set(self._answering)
+        await self._answers.stop()
         if self._checking is not None:
-            tasks.add(self._checking)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            self._checking.cancel()
+            await asyncio.wait({self._checking})
         if self._system is not None:
             await self._system.close()
         await self._connection.close()
@@ -392,26 +389,7 @@ class Bus:
         Raises:
             Unauthorized: the broker forbids it.
         """
-
-        async def reply_to(message: Msg) -> None:
-            headers = None
-            try:
-                data = await answer(message.data)
-            except Exception as error:  # noqa: BLE001 - told to the asker
-                _log.error("question not answered", service=service, verb=verb, exc_info=error)
-                data, headers = b"", {_FAILED: f"{type(error).__name__}: {error}"[:500]}
-            try:
-                await self._connection.send(message.reply, data, headers=headers)
-            except ReknitError as error:
-                _log.warning("answer not sent", service=service, verb=verb, reason=str(error))
-
-        def on_message(message: Msg) -> None:
-            if message.reply:
-                task = asyncio.create_task(reply_to(message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-
-        await self._connection.listen(service_subject(service, verb), on_message, queue=service)
+        await self._answers.serve(service, verb, answer)
 
     async def request(self, service: str, verb: str, payload: bytes = b"", timeout: float = 2.0) -> bytes:
         """Ask a service; if it is not there yet, ask again until `timeout`.
@@ -419,25 +397,7 @@ class Bus:
         Raises:
             ControlPlaneUnreachable: no answer in time, or the service failed to answer; the text says which.
         """
-        deadline = time.monotonic() + timeout
-        subject = service_subject(service, verb)
-        while True:
-            await self._connection.wait_connected(deadline)
-            try:
-                left = max(deadline - time.monotonic(), 0.01)
-                answer = await self._connection.ask(subject, payload, timeout=left)
-            except NotAnswered as problem:
-                if problem.why == "late" or time.monotonic() + 0.05 > deadline:
-                    raise ControlPlaneUnreachable(
-                        f"the service {service!r} does not answer at {self._connection.url}: {problem}",
-                        hint=f"is it running? start it with `reknit service {service}`",
-                    ) from problem
-                await asyncio.sleep(0.05)
-                continue
-            failed = (answer.headers or {}).get(_FAILED)
-            if failed:
-                raise ControlPlaneUnreachable(f"the service {service!r} failed to answer {verb!r}: {failed}")
-            return bytes(answer.data)
+        return await request(self._connection, service, verb, payload, timeout)
 
     # -------------------------------------------------------------------------------------------------- come back
 

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import random
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -32,6 +31,7 @@ from nats.aio.subscription import Subscription
 
 from reknit.core import log
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, Unauthorized
+from reknit.core.inbox import Inbox
 from reknit.core.listener import Listener
 
 CONNECT_TIMEOUT = 2
@@ -81,9 +81,7 @@ class Connection:
         self._user = user
         self._password = password
         self._client = Client()
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
-        self._questions: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
-        self._next_token = 0
+        self._inbox = Inbox()
         self._listeners: set[Listener] = set()
         self._denied: dict[str, str] = {}
         self._up = asyncio.Event()
@@ -105,8 +103,8 @@ class Connection:
             Unauthorized: the broker refused the credentials (at once, not after the timeout).
         """
         connection = cls(url, user, password, name)
-        inbox = f"{connection._inbox}.*"
-        connection._listeners.add(Listener(inbox, connection._answered, connection._listeners.discard, bounded=False))
+        inbox = connection._inbox
+        connection._listeners.add(Listener(inbox.subject, inbox.take, connection._listeners.discard, bounded=False))
         try:
             await connection._connect(timeout)
         except BaseException:
@@ -225,22 +223,15 @@ class Connection:
             Forbidden: the broker forbids the subject.
             ReknitError: the message is larger than the broker takes.
         """
-        token = str(self._next_token)
-        self._next_token += 1
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._questions[token] = (subject.lower(), future)
         try:
-            if not self.connected:
-                raise NotAnswered(f"the connection to {self.url} is down", "lost")
-            await self.send(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
-            async with asyncio.timeout(timeout):
-                answer = await future
+            with self._inbox.question(subject) as (reply, future):
+                if not self.connected:
+                    raise NotAnswered(f"the connection to {self.url} is down", "lost")
+                await self.send(subject, payload, reply=reply, headers=headers)
+                async with asyncio.timeout(timeout):
+                    answer = await future
         except TimeoutError:
             raise NotAnswered(f"no answer on {subject} within {timeout:g} s", "late") from None
-        finally:
-            del self._questions[token]
-            if future.done() and not future.cancelled():
-                future.exception()  # seen, even when the question was given up meanwhile
         if answer.headers and answer.headers.get("Status") == "503":
             raise NotAnswered(f"nobody answers on {subject}", "nobody")
         return answer
@@ -290,32 +281,16 @@ class Connection:
         Raises:
             NotAnswered: it has not in time.
         """
-        token = str(self._next_token)
-        self._next_token += 1
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._questions[token] = ("", future)
         try:
-            await self.send(f"{self._inbox}.{token}")
-            async with asyncio.timeout(timeout):
-                await future
+            with self._inbox.question("") as (reply, future):
+                await self.send(reply)
+                async with asyncio.timeout(timeout):
+                    await future
         except TimeoutError:
             raise NotAnswered(f"no answer from {self.url} within {timeout:g} s", "late") from None
-        finally:
-            del self._questions[token]
-
-    def new_inbox(self) -> str:
-        """Return a subject that nobody else uses, for answers of many messages."""
-        return f"_INBOX.{secrets.token_hex(11)}"
-
-    def _answered(self, message: Msg) -> None:
-        question = self._questions.get(message.subject.rpartition(".")[2])
-        if question is not None and not question[1].done():
-            question[1].set_result(message)
 
     def _fail_questions(self, why: str) -> None:
-        for _subject, future in self._questions.values():
-            if not future.done():
-                future.set_exception(NotAnswered(f"{self.url}: {why}", "lost"))
+        self._inbox.fail(lambda: NotAnswered(f"{self.url}: {why}", "lost"))
 
     # --------------------------------------------------------------------------------- the library's callbacks
 
@@ -337,9 +312,9 @@ class Connection:
         _log.error("the broker forbids it", what=what, subject=subject)
         if what == "subscription":
             self._denied[f"subscription {subject}"] = text
-        for asked, future in self._questions.values():
-            if what == "publish" and asked == subject and not future.done():
-                future.set_exception(Forbidden(f"the broker at {self.url} forbids publishing to {subject}"))
+        else:
+            error = f"the broker at {self.url} forbids publishing to {subject}"
+            self._inbox.fail(lambda: Forbidden(error), about=subject)
 
     def _count_drop(self, subscription: Subscription) -> None:
         self.dropped[subscription.subject] += 1

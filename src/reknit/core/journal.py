@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld
+from reknit.core.inbox import new_inbox
 from reknit.core.subjects import LIVE, STORED_SUBJECTS, STREAM
 
 MSG_ID = "Nats-Msg-Id"
@@ -284,10 +285,10 @@ class Journal:
         if int(made["num_pending"]):
             await self._pull(name, int(made["num_pending"]), sink)
         # Not awaited on purpose: the broker forgets it by itself if this is lost.
-        await self._connection.send(f"{_API}.CONSUMER.DELETE.{STREAM}.{name}", reply=self._connection.new_inbox())
+        await self._connection.send(f"{_API}.CONSUMER.DELETE.{STREAM}.{name}", reply=new_inbox())
 
     async def _pull(self, consumer: str, count: int, sink: Callable[[Stored], None]) -> None:
-        inbox = self._connection.new_inbox()
+        inbox = new_inbox()
         woken = asyncio.Event()
         got, status, lost, number = 0, "", False, 0
 
