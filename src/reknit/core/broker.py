@@ -10,24 +10,21 @@ The lock is held by the nats-server process itself: two servers over one store w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import msgspec
 import psutil
 
+from reknit.core.broker_store import BrokerStore, Credentials
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
 
@@ -53,14 +50,6 @@ if os.getppid() != int(sys.argv[1]):
     os._exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-
-
-class _Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    server_name: str
-    user: str
-    password: str
-    system_user: str
-    system_password: str
 
 
 def binary() -> Path:
@@ -111,9 +100,10 @@ class Broker:
             ready_within: seconds until the server must answer.
             port_option: how the user spells the port, for the text of errors.
         """
-        self.store = store.absolute()
+        self._files = BrokerStore(store)
+        self.store = self._files.path
         self.host = host
-        self.log_file = self.store / "nats.log"
+        self.log_file = self._files.log
         self._asked_port = port
         self._die_with_parent = die_with_parent
         self._ready_within = ready_within
@@ -156,9 +146,9 @@ class Broker:
         if self._die_with_parent and threading.current_thread() is not threading.main_thread():
             raise ReknitError("a broker that dies with its parent must be started from the main thread")
         program = binary()
-        lock = self._lock()
+        lock = self._files.lock()
         try:
-            credentials = self._credentials()
+            credentials = self._files.credentials()
             for attempt in range(1, _ATTEMPTS + 1):
                 port, fresh = self._choose_port()
                 try:
@@ -170,7 +160,7 @@ class Broker:
                         raise self._port_error(port) from taken
         finally:
             os.close(lock)
-        _write(self.store / "port", str(port))
+        self._files.keep_port(port)
         self._endpoint = Endpoint(
             url=f"nats://{_reachable(self.host)}:{port}",
             user=credentials.user,
@@ -216,8 +206,8 @@ class Broker:
         """
         if not self.alive:
             return ""
-        failed = [line for line in self._log_since(self._tended, limit=_TEND_BYTES) if _WRITE_ERROR in line]
-        self._tended = self._log_size()
+        failed = [line for line in self._files.log_since(self._tended, limit=_TEND_BYTES) if _WRITE_ERROR in line]
+        self._tended = self._files.log_size()
         if failed:
             self._write_error = failed[-1].partition(_WRITE_ERROR)[2].strip(": ")
         if not self._write_error:
@@ -234,54 +224,21 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------ parts
 
-    def _lock(self) -> int:
-        try:
-            self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise UsageError(f"the broker's store {self.store} cannot be used: {error}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(lock)
-            raise UsageError(
-                f"another broker (pid {holder}) runs over the store {self.store}",
-                hint="stop it first, or give this one another store",
-            ) from None
-        return lock
-
-    def _credentials(self) -> _Credentials:
-        path = self.store / "credentials.json"
-        if path.exists():
-            try:
-                return msgspec.json.decode(path.read_bytes(), type=_Credentials)
-            except msgspec.MsgspecError as error:
-                raise UsageError(f"{path} is damaged: {error}", hint="remove it; clients must be told anew") from error
-        made = _Credentials(
-            server_name=f"reknit-{secrets.token_hex(6)}",
-            user="reknit",
-            password=secrets.token_hex(24),
-            system_user="system",
-            system_password=secrets.token_hex(24),
-        )
-        _write(path, msgspec.json.encode(made).decode())
-        return made
-
     def _choose_port(self) -> tuple[int, bool]:
         """Return the port and whether it was chosen freely just now."""
         if self._asked_port:
             return self._asked_port, False
-        with contextlib.suppress(OSError, ValueError):
-            return int((self.store / "port").read_text()), False
+        kept = self._files.kept_port()
+        if kept:
+            return kept, False
         with socket.socket() as probe:
             probe.bind((self.host if self.host != "localhost" else "127.0.0.1", 0))
             return int(probe.getsockname()[1]), True
 
-    def _launch(self, program: Path, port: int, credentials: _Credentials, lock: int) -> None:
-        config = self.store / "nats.conf"
-        _write(config, self._config(port, credentials))
-        log_from = self._tended = self._log_size()
+    def _launch(self, program: Path, port: int, credentials: Credentials, lock: int) -> None:
+        config = self._files.config
+        self._files.write(config, self._config(port, credentials))
+        log_from = self._tended = self._files.log_size()
         command = [str(program), "--config", str(config)]
         if self._die_with_parent:
             command = [sys.executable, "-S", "-E", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -302,7 +259,7 @@ class Broker:
             code = self._process.poll()
             if code is not None:
                 self._process = None
-                lines = self._log_since(log_from)
+                lines = self._files.log_since(log_from)
                 said = " / ".join([line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines[-3:])
                 if "address already in use" in said:
                     raise _PortTaken
@@ -319,7 +276,7 @@ class Broker:
             hint=f"see {self.log_file}",
         )
 
-    def _config(self, port: int, credentials: _Credentials) -> str:
+    def _config(self, port: int, credentials: Credentials) -> str:
         # JSON is valid in nats-server's configuration language, so no value needs quoting by hand.
         return json.dumps(
             {
@@ -354,28 +311,11 @@ class Broker:
             indent=1,
         )
 
-    def _log_size(self) -> int:
-        try:
-            return self.log_file.stat().st_size
-        except OSError:
-            return 0
-
-    def _log_since(self, offset: int, limit: int = 4096) -> list[str]:
-        size = self._log_size()
-        if size < offset:  # nats-server has begun a new file
-            offset = 0
-        try:
-            with self.log_file.open("rb") as log:
-                log.seek(max(offset, size - limit))
-                return log.read(limit).decode(errors="replace").splitlines()
-        except OSError:
-            return []
-
     def _port_error(self, port: int) -> UsageError:
         if self._asked_port:
             hint = f"give another port with {self._port_option}, or 0 for a free one"
         else:
-            kept = self.store / "port"
+            kept = self._files.port_file
             hint = f"stop that process, give a port with {self._port_option}, or remove {kept} for a new one"
         return UsageError(f"port {port} is taken by {_holder(port)}", hint=hint)
 
@@ -388,18 +328,7 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::", "localhost") else host  # noqa: S104 - compared, not bound
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
-def _answers(host: str, port: int, credentials: _Credentials) -> str:
+def _answers(host: str, port: int, credentials: Credentials) -> str:
     """Return "" if our own server answers there and lets us in, else what is wrong."""
     login = json.dumps(
         {"verbose": False, "pedantic": False, "user": credentials.user, "pass": credentials.password, "lang": "probe"}
