@@ -194,7 +194,7 @@ def test_without_membership_the_agent_ends_by_itself_with_the_first_failure() ->
     node.exit(0, 1)
     node.tick(6)
     assert node.last(End).code == 1
-    assert node.last(End).last_words == "w0-1 exited with code 2 after 0.0 s, see /logs/w0-1.log"
+    assert node.last(End).last_words == "w0-1 exited with code 2 (alive for 0.0 s), see /logs/w0-1.log"
 
 
 def test_scripts_that_never_join_are_fine() -> None:

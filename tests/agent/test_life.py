@@ -380,6 +380,15 @@ def test_out_of_memory(make_agent: Make) -> None:
         group.rmdir()
 
 
+@pytest.mark.slow
+def test_a_forkserver_that_cannot_start(make_agent: Make, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
+    one = make_agent(FOREVER).submit().start({"PYTHONPATH": str(tmp_path), "REKNIT_PRELOAD": "deadly"})
+    assert one.wait() == 1
+    assert one.told().count("could not be started") >= 5
+    assert "given up: 5 failures in a row" in one.told()
+
+
 def test_the_context_is_not_given(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "reknit.worker.agent"],

@@ -259,8 +259,6 @@ class Agent:
     def _adopt(self, worker: str, hand: Hand, incarnation: int, oom: int, machine_oom: int) -> None:
         file = Log(self._context.log_dir, worker)
         file.write(f"--- {worker}, incarnation {incarnation}, pid {hand.pid} ---\n".encode())
-        if file.trouble:
-            self._say(file.trouble)
         running = Running(
             hand=hand,
             incarnation=incarnation,
@@ -273,12 +271,14 @@ class Agent:
         self._running[worker] = running
         loop = asyncio.get_running_loop()
         for stream in (running.out, running.err):
-            loop.add_reader(stream.fd, self._on_output, stream)
+            loop.add_reader(stream.fd, self._on_output, stream, file)
         loop.add_reader(hand.sentinel, self._on_exit, worker, running)
         self._feed(Forked(worker, incarnation, hand.pid, time.monotonic()))
 
-    def _on_output(self, stream: Output) -> None:
+    def _on_output(self, stream: Output, file: Log) -> None:
         stream.read()
+        if trouble := file.trouble():
+            self._say(trouble)
         if stream.ended:
             asyncio.get_running_loop().remove_reader(stream.fd)
 
@@ -377,7 +377,7 @@ def _run(context: AgentContext) -> int:
     forkserver = Forkserver()
     # from here on it loads torch, while we connect
     forkserver.ensure_running()
-    telemetry.setup("agent")
+    telemetry.setup("reknit-agent")
     try:
         return asyncio.run(_supervise(context, forkserver, display, threads))
     finally:

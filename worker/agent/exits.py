@@ -70,7 +70,7 @@ def _expected(state: State, place: Place, code: int) -> bool:
 
 def _next(state: State, place: Place, told: Exited, expected: bool) -> Decision:
     words = in_words(told.code, out_of_memory=told.out_of_memory, machine_short=told.machine_short)
-    alive = f"after {told.now - place.forked_at:.1f} s"
+    alive = f"(alive for {told.now - place.forked_at:.1f} s)"
     bad = told.code != 0 and not place.why and not place.leaving
     root = (
         f"{place.worker} {words} {alive}"
@@ -90,10 +90,10 @@ def _next(state: State, place: Place, told: Exited, expected: bool) -> Decision:
         if bad and state.mode != "failing":
             decision = Decision(
                 replace(decision.state, root=decision.state.root or root, code=1),
-                (*decision.do, Say(f"{place.worker} {words} {alive}, after the run was over for it")),
+                (*decision.do, Say(f"{place.worker} {words} {alive} after its last step")),
             )
         return decision
-    return _again(state, place, told, f"{place.worker} {words} {alive}")
+    return _again(state, place, told, f"{place.worker} {words} {alive}" + (f": {place.error}" if place.error else ""))
 
 
 def _again(state: State, place: Place, told: Exited, what: str) -> Decision:
@@ -112,7 +112,7 @@ def _again(state: State, place: Place, told: Exited, what: str) -> Decision:
         return Decision(state.with_place(_vacant(place)), (said,))
     if after.verdict == "done":
         return Decision(state.with_place(replace(_vacant(place), phase="empty", result="ok", failures=0)), (said,))
-    root = state.root or what + (f": {place.error}" if place.error else "") + (f", see {told.log}" if told.log else "")
+    root = state.root or what + (f", see {told.log}" if told.log else "")
     place = replace(_vacant(place), phase="empty", result="failed", failures=after.failures)
     return Decision(replace(state.with_place(place), root=root), (said,))
 

@@ -24,23 +24,30 @@ class Log:
 
     def __init__(self, directory: str, worker: str) -> None:
         self.path = str(Path(directory) / f"{worker}.log") if directory else ""
-        self.trouble = ""
-        """Why nothing is written, once; empty while all is well."""
+        self._trouble = ""
+        self._told = False
         self._file: int | None = None
         if self.path:
             try:
                 Path(directory).mkdir(parents=True, exist_ok=True)
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             except OSError as error:
-                self.trouble = f"no log {self.path}: {error}"
+                self._trouble = f"no log {self.path}: {error}"
+
+    def trouble(self) -> str:
+        """Return, once, why the log is missing or not whole; empty otherwise."""
+        if self._told or not self._trouble:
+            return ""
+        self._told = True
+        return self._trouble
 
     def write(self, data: bytes) -> None:
-        """Append; a full disk is told by `trouble` and does not stop anything."""
+        """Append; a full disk does not stop anything, see `trouble`."""
         while self._file is not None and data:
             try:
                 data = data[os.write(self._file, data) :]
             except OSError as error:
-                self.trouble = self.trouble or f"log {self.path} is not whole: {error}"
+                self._trouble = self._trouble or f"log {self.path} is not whole: {error}"
                 return
 
     def close(self) -> None:

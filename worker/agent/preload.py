@@ -6,6 +6,7 @@ BLAS starts its pool when it is loaded, so it is held to one thread.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -36,6 +37,9 @@ def _enter() -> None:
     said = os.environ.get(PRELOAD)
     for name in WARM if said is None else said.replace(",", " ").split():
         _warm(name)
+    # what is loaded stays for ever: a worker's garbage collector need not touch, and so copy, any of it
+    gc.collect()
+    gc.freeze()
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads > 1:
         print(f"reknit: {threads - 1} threads run in the forkserver: workers may hang", file=sys.stderr)  # noqa: T201

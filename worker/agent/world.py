@@ -83,11 +83,14 @@ def _fell_out(state: State, place: Place, world: WorldChanged, now: float) -> De
     place = replace(place, member=False)
     if place.phase != "alive" or place.finished or place.leaving:
         return Decision(state.with_place(place))
+    state = state.with_place(replace(place, evicted_at=now))
+    if place.error:
+        return Decision(state)  # its script has raised: it will not come back, and has that long to end
     said = Say(
         f"{place.worker} is not in world {world.generation} ({world.reason or 'no reason given'}); "
         f"it has {state.evict_grace:g} s to come back"
     )
-    return Decision(state.with_place(replace(place, evicted_at=now)), (said,))
+    return Decision(state, (said,))
 
 
 def _to_target(state: State, target: int, now: float) -> Decision:
