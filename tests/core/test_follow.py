@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from reknit.core import wire
 from reknit.core.bus import Bus, Received
 from reknit.core.context import Endpoint
 from reknit.core.events import Event, RingBroken, WorkerStarted, WorldChanged
-from support.buses import Broker, joined, numbered, numbers, until
+from support.buses import Broker, PlainServer, joined, numbered, numbers, until
 from support.proxy import Proxy
 
 
@@ -185,8 +185,21 @@ async def test_a_follower_that_froze_hears_all_afterwards(endpoint: Endpoint) ->
         assert numbers(heard) == list(range(40))
 
 
-async def test_a_backlog_of_twenty_thousand(endpoint: Endpoint) -> None:
-    async with joined(endpoint) as bus:
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that does not wait for the disk: only for tests that need a long log."""
+
+    def no_fsync(config: dict) -> None:  # type: ignore[type-arg]
+        config["jetstream"].pop("sync_interval")
+
+    broker = PlainServer(tmp_path / "hasty", no_fsync)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+async def test_a_backlog_of_twenty_thousand(hasty: Broker) -> None:
+    async with joined(hasty.endpoint) as bus:
         await fill(bus, 20_000)
         heard: list[Received] = []
         began = time.monotonic()

@@ -12,7 +12,7 @@ from reknit.core.order import Course, permute, slot_seed
 
 courses = st.builds(
     Course,
-    samples=st.integers(1, 300),
+    samples=st.integers(1, 120),
     micro_batch=st.integers(1, 17),
     slots=st.integers(1, 9),
     epochs=st.integers(1, 4),
