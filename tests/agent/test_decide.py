@@ -1,23 +1,16 @@
-"""The reducer, without processes: a `Node` feeds it inputs and keeps what it asked for."""
+"""The reducer, situation by situation, without processes."""
 
 import signal
-from dataclasses import replace
-from typing import TypeVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from reknit.core.events import (
     AgentJoined,
     AgentLeft,
     DrainAsked,
-    Event,
     JobFinished,
     JobStopAsked,
     JobSubmitted,
-    Member,
-    Terms,
     WorkerExited,
     WorkerFailed,
     WorkerFinished,
@@ -28,102 +21,9 @@ from reknit.core.events import (
     WorkerStuck,
     WorldChanged,
 )
-from reknit.worker.agent.actions import Action, AskToLeave, End, Fork, Kill, Post, Say
-from reknit.worker.agent.decide import decide
-from reknit.worker.agent.incarnation import next_incarnation
-from reknit.worker.agent.inputs import Began, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
-from reknit.worker.agent.state import Place, fresh
-from reknit.worker.agent.stuck import Look
-
-T = TypeVar("T")
-JOINED = 10
-TERMS = Terms(slots=2, micro_batch=1, samples=4, epochs=1, seed=0)
-
-
-class Node:
-    """A node whose processes are numbers."""
-
-    def __init__(self, nproc: int = 2, *, begin: bool = True) -> None:
-        new = fresh("w0", "job", "run", nproc, grace=5, evict_grace=1, host="h", pid=1)
-        self.state = replace(new, joined=JOINED)
-        self.now = 0.0
-        self.seq = JOINED
-        self.did: list[Action] = []
-        self.pids = 100
-        if begin:
-            self.joined()
-
-    def joined(self) -> None:
-        self.feed(Began(self.now))
-
-    def feed(self, told: Input) -> list[Action]:
-        decision = decide(self.state, told)
-        self.state = decision.state
-        self.did.extend(decision.do)
-        return list(decision.do)
-
-    def hear(self, event: Event, seq: int | None = None) -> list[Action]:
-        self.seq += 1
-        return self.feed(Heard(event, seq or self.seq, self.now))  # type: ignore[arg-type]
-
-    def tick(self, seconds: float = 0.25, letter: str = "S") -> list[Action]:
-        self.now += seconds
-        return self.feed(Ticked(self.now, {p.worker: Look(letter) for p in self.state.places if p.phase == "alive"}))
-
-    def fork(self) -> None:
-        """Make the processes that were asked for."""
-        for place in self.state.places:
-            if place.phase == "forking":
-                self.pids += 1
-                new = next_incarnation(int(self.now * 1000), place.attempt, place.incarnation)
-                self.feed(Forked(place.worker, new, self.pids, self.now))
-
-    def register(self, index: int = 0) -> list[Action]:
-        place = self.place(index)
-        return self.hear(
-            WorkerRegistered(
-                worker=place.worker,
-                incarnation=place.incarnation,
-                node="w0",
-                run="run",
-                pid=place.pid,
-                address="h:1",
-                terms=TERMS,
-            )
-        )
-
-    def world(self, *indexes: int, targets: dict[str, int] | None = None, status: str = "running") -> list[Action]:
-        members = tuple(
-            Member(worker=p.worker, incarnation=p.incarnation, node="w0", pid=p.pid, address="h:1")
-            for p in map(self.place, indexes)
-        )
-        return self.hear(
-            WorldChanged(generation=1, run="run", status=status, members=members, targets=targets or {})  # type: ignore[arg-type]
-        )
-
-    def train(self) -> "Node":
-        """All workers forked, registered and in a world."""
-        self.fork()
-        indexes = [i for i, p in enumerate(self.state.places) if p.phase == "alive"]
-        for i in indexes:
-            self.register(i)
-        self.world(*indexes)
-        return self
-
-    def exit(self, index: int = 0, code: int = -9, **fields: object) -> list[Action]:
-        place = self.place(index)
-        return self.feed(Exited(worker=place.worker, pid=place.pid, code=code, now=self.now, **fields))  # type: ignore[arg-type]
-
-    def place(self, index: int = 0) -> Place:
-        return self.state.places[index]
-
-    def all(self, kind: type[T]) -> list[T]:
-        """Actions of a kind, or events posted of a kind."""
-        found = [a for a in self.did if isinstance(a, kind)]
-        return found + [a.event for a in self.did if isinstance(a, Post) and isinstance(a.event, kind)]
-
-    def last(self, kind: type[T]) -> T:
-        return self.all(kind)[-1]
+from reknit.worker.agent.actions import AskToLeave, End, Fork, Kill, Post, Say
+from reknit.worker.agent.inputs import Exited, ForkFailed, Signalled
+from support.nodes import JOINED, TERMS, Node
 
 
 def test_workers_are_forked_once_the_log_is_read() -> None:
@@ -541,113 +441,3 @@ def test_exits_of_others_are_not_ours() -> None:
     node = Node(1).train()
     assert node.feed(Exited(worker="w0-0", pid=7, code=0, now=0)) == []
     assert node.feed(Exited(worker="w9-0", pid=101, code=0, now=0)) == []
-
-
-class Storm(Node):
-    """A node to which anything happens at any time."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.exits = 0
-
-    def happen(self, what: str, index: int) -> list[Action]:
-        """Let one thing happen to the place of this index, or the last one; return what was done."""
-        i = min(index, len(self.state.places) - 1)
-        before = len(self.did)
-        getattr(self, what)(i)
-        return self.did[before:]
-
-    def _dies(self, i: int, code: int) -> None:
-        if self.place(i).phase in {"alive", "ending", "killed"}:
-            self.exits += self.state.mode != "ended"
-            self.exit(i, code)
-
-    def forked(self, _: int) -> None:
-        self.fork()
-
-    def fork_failed(self, i: int) -> None:
-        self.feed(ForkFailed(self.place(i).worker, "no", self.now))
-
-    def killed(self, i: int) -> None:
-        self._dies(i, -9)
-
-    def ended_well(self, i: int) -> None:
-        self._dies(i, 0)
-
-    def ended_badly(self, i: int) -> None:
-        self._dies(i, 1)
-
-    def registered(self, i: int) -> None:
-        if self.place(i).phase in {"alive", "ending", "killed"}:
-            self.register(i)
-
-    def taken_in(self, _: int) -> None:
-        self.world(*(j for j, p in enumerate(self.state.places) if p.registered))
-
-    def evicted(self, i: int) -> None:
-        self.world(*(j for j, p in enumerate(self.state.places) if p.registered and j != i))
-
-    def a_moment(self, _: int) -> None:
-        self.tick()
-
-    def a_while(self, _: int) -> None:
-        self.tick(40)
-
-    def finished(self, i: int) -> None:
-        place = self.place(i)
-        self.hear(WorkerFinished(worker=place.worker, incarnation=place.incarnation, generation=1, step=3))
-
-    def leaving(self, i: int) -> None:
-        self.hear(WorkerLeaving(worker=self.place(i).worker, incarnation=self.place(i).incarnation))
-
-    def drained(self, i: int) -> None:
-        self.hear(DrainAsked(target=self.place(i).worker))
-
-    def more(self, _: int) -> None:
-        self.world(targets={"w0": self.state.target + 1})
-
-    def fewer(self, _: int) -> None:
-        self.world(targets={"w0": max(0, self.state.target - 1)})
-
-    def refused(self, i: int) -> None:
-        self.hear(WorkerRefused(worker=self.place(i).worker, incarnation=self.place(i).incarnation, reason="no"))
-
-    def stopped(self, _: int) -> None:
-        self.hear(JobStopAsked())
-
-    def signalled(self, _: int) -> None:
-        self.feed(Signalled(signal.SIGTERM, self.now))
-
-    def completed(self, _: int) -> None:
-        self.hear(JobFinished(run="run", outcome="completed"))
-
-    def failed(self, _: int) -> None:
-        self.hear(JobFinished(run="run", outcome="failed", reason="r"))
-
-
-HAPPENINGS = [name for name in vars(Storm) if not name.startswith("_") and name != "happen"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 2)), max_size=60))
-def test_whatever_happens(history: list[tuple[str, int]]) -> None:
-    """No two processes of one id, no fork by a node that leaves, each exit published once, and the end is the end."""
-    node = Storm()
-    for what, index in history:
-        ended = node.state.mode == "ended"
-        did = node.happen(what, index)
-        assert not (ended and did)
-        if node.state.mode not in {"running", "ended"}:
-            assert not any(isinstance(a, Fork) for a in did)
-        if node.state.mode == "ended":
-            assert not any(p.phase in {"alive", "ending", "forking", "waiting"} for p in node.state.places)
-    assert len(node.all(WorkerExited)) == node.exits
-    keys = [(e.worker, e.incarnation) for e in node.all(WorkerStarted)]
-    assert len(keys) == len(set(keys)) <= len(node.all(Fork))
-    assert len(node.all(End)) <= 1
-    # and whatever happened, it can be brought to its end
-    for _ in range(2):
-        node.feed(Signalled(signal.SIGTERM, node.now))
-    for _ in range(8):
-        node.tick(70)
-    assert node.state.mode == "ended"

@@ -8,7 +8,7 @@ if not sys.flags.safe_path and sys.path:
     # `-m` looks in the working directory first: a user's queue.py there is neither ours nor the forkserver's to load
     del sys.path[0]
 
-from reknit.worker.agent.app import main
+from reknit.worker.agent.entry import main
 
 if __name__ == "__main__":
     main()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reknit.core import log, telemetry
+from reknit.core import telemetry
 from reknit.core.bus import Bus, Received
-from reknit.core.context import AGENT, AgentContext, WorkerContext, from_env, to_env
-from reknit.core.errors import ReknitError
+from reknit.core.context import AgentContext, WorkerContext, to_env
 from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerExited, WorkerPulse
 from reknit.worker.child import Order
 
@@ -24,14 +22,11 @@ from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say
 from .decide import decide
 from .display import Display
 from .forkserver import Forkserver, Hand
-from .guard import adopt_orphans
 from .incarnation import next_incarnation
 from .inputs import Began, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
 from .output import Log, Output
 from .remains import Remains
 from .state import fresh
-from .strays import strays
-from .threads import choose
 
 _TICK = 0.25
 _OBSERVE_EVERY = 4
@@ -353,53 +348,14 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
 
-def main() -> None:
-    """Run an agent as this process; does not return."""
-    try:
-        context = from_env(AGENT, AgentContext)
-        code = _run(context)
-    except ReknitError as error:
-        print(f"reknit agent: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
-        code = error.exit_code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # multiprocessing would wait for ever, at the interpreter's exit, for a worker that the kernel does not let go
-    os._exit(code)
+def supervise(context: AgentContext, forkserver: Forkserver, display: Display, threads: int) -> int:
+    """Run an agent until its node's work is done; return its exit code.
 
+    Raises:
+        ControlPlaneUnreachable: the broker could not be reached at the start.
+    """
 
-def _run(context: AgentContext) -> int:
-    os.environ.pop(AGENT, None)
-    log.setup("agent", node=context.node)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    display = Display()
-    threads = _prepare_environment(context, display)
-    adopt_orphans()
-    forkserver = Forkserver()
-    # from here on it loads torch, while we connect
-    forkserver.ensure_running()
-    telemetry.setup("reknit-agent")
-    try:
-        return asyncio.run(_supervise(context, forkserver, display, threads))
-    finally:
-        forkserver.stop(2.0)
-        telemetry.flush()
-        display.close(2.0)
+    async def run() -> int:
+        return await Agent(context, forkserver, display, threads).run()
 
-
-async def _supervise(context: AgentContext, forkserver: Forkserver, display: Display, threads: int) -> int:
-    return await Agent(context, forkserver, display, threads).run()
-
-
-def _prepare_environment(context: AgentContext, display: Display) -> int:
-    """Make the environment that all workers inherit; return their number of threads."""
-    found = strays(os.environ)
-    for name in found:
-        del os.environ[name]
-    if found:
-        display.say(context.node, f"removed from the workers' environment, set by another launcher: {', '.join(found)}")
-    threads = choose(context.threads, os.environ, procfs.cores(), context.nproc)
-    # read once by the libraries when the forkserver loads them
-    os.environ["OMP_NUM_THREADS"] = str(threads.number)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    display.say(context.node, f"{threads.number} intra-op threads a worker ({threads.why})")
-    return threads.number
+    return asyncio.run(run())
