@@ -18,7 +18,7 @@ def failed(view: View, _now: float) -> Iterable[Finding]:
     saving = view.status.saving
     if saving.failed:
         kept = f"the one of step {saving.step} is untouched" if saving.step >= 0 else "there is no other"
-        hint = "look at the disk: free space, permissions"
+        hint = "the next one is taken as usual; if it is the disk: free space, permissions"
         yield Finding("checkpoint-failed", view.job, "warning", f"a checkpoint failed: {saving.failed}; {kept}", hint)
 
 

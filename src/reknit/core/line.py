@@ -95,6 +95,7 @@ class Line:
         self._owner_numbers: dict[tuple[tuple[str, int, int], ...], int] = {}
         self.restores: list[Restore] = []
         self.rollbacks = self.lost_steps = self.computed_again = self.duplicates = 0
+        self._stepped = False  # this run itself has committed a step
         self.problems: list[str] = []
         self.contradictions: list[Contradiction] = []
 
@@ -117,6 +118,7 @@ class Line:
             chain = record.chains[step - record.first] if record.chains else 0
             news |= self._put(step, chain, record.generation, owner, seq)
         if news:
+            self._stepped = True
             self.computed_again += record.computed_again
 
     def _put(self, step: int, chain: int, generation: int, owner: int, seq: int) -> bool:
@@ -158,7 +160,7 @@ class Line:
             if self.generations[step] != ABSENT and restore.fences(self.generations[step], step):
                 self.generations[step] = ABSENT
                 lost += 1
-        self.rollbacks += lost > 0
+        self.rollbacks += self._stepped
         self.lost_steps += lost
         self.contradictions = [c for c in self.contradictions if not restore.fences(c.generation, c.step)]
         before = self.chain_before(event.step)

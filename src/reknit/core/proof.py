@@ -42,8 +42,8 @@ class Proof:
         steps: committed steps on the final line.
         steps_in_all: steps of the whole course, 0 if unknown.
         samples: samples in the committed steps.
-        rollbacks: restores that gave up steps already recorded.
-        lost_steps: steps so given up, summed.
+        rollbacks: restores after the run had committed steps.
+        lost_steps: recorded steps so given up, summed; what was lost before it was recorded is not in it.
         generations: how many generations committed steps of the final line.
         computed_again: slots that were computed a second time because their first worker was lost.
         duplicates: steps that were told twice, in agreement.
@@ -92,7 +92,7 @@ class Proof:
         if self.rollbacks:
             lines.append(
                 f"  {_count(self.rollbacks, 'rollback')} to a checkpoint: "
-                f"{_count(self.lost_steps, 'step')} done a second time, the first time does not count"
+                f"{_count(self.lost_steps, 'recorded step')} done a second time, the first time does not count"
             )
         if self.missing:
             lines.append(f"  {self.missing}")
