@@ -128,6 +128,8 @@ class Writer:
                 if order.checkpoint in self._given_up:
                     raise _Cancelled
                 self._on_written(written)
+        except FileNotFoundError:
+            raise _Cancelled from None  # the service removed it: committed without us, or given up
         except OSError as error:
             if order.checkpoint in self._given_up:
                 return

@@ -58,7 +58,10 @@ def commit(root: Path, draft: Manifest) -> Manifest:
             raise CheckpointError(f"{path / stored.file} has {size} bytes, {stored.worker} wrote {stored.bytes}")
     numbers = [item.manifest.number for item in list_manifests(root, draft.job) if item.manifest is not None]
     manifest = msgspec.structs.replace(draft, number=max(numbers, default=0) + 1, created=time.time())
-    write_manifest(path, manifest)
+    try:
+        write_manifest(path, manifest)
+    except FileNotFoundError:
+        return read_manifest(path)  # another service of the same job was faster, and tidied
     tidy(path, {stored.file for stored in manifest.files})
     return manifest
 

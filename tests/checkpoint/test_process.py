@@ -265,7 +265,7 @@ async def test_two_services_make_one_sequence(endpoint: Endpoint, tmp_path: Path
         assert state_of(root) == 50
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 async def test_killed_at_random_moments_over_a_whole_run(endpoint: Endpoint, tmp_path: Path, seed: int) -> None:
     root = tmp_path / "checkpoints"
     chance = random.Random(seed)

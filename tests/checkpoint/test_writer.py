@@ -133,6 +133,21 @@ def test_a_cancelled_checkpoint_leaves_no_half_file_and_reports_nothing(
     assert copied._holds == 1
 
 
+def test_a_directory_that_the_service_removed_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = DurableFile.write
+
+    def write(self: DurableFile, data: memoryview | bytes) -> None:
+        real(self, data)
+        self.temp.unlink(missing_ok=True)
+
+    monkeypatch.setattr(DurableFile, "write", write)
+    said: list[CheckpointWritten | CheckpointFailed] = []
+    writer = Writer("w", job=JOB, checkpoint_dir=tmp_path, on_written=said.append, on_failed=said.append)
+    writer.write(snapshot(5), "c", (0,))
+    assert writer.close(30)
+    assert said == []
+
+
 def test_a_callback_that_raises_ends_one_checkpoint_only(tmp_path: Path) -> None:
     said: list[str] = []
 
