@@ -419,7 +419,9 @@ class Engine:
         self.ledger.add(record, publish=publish)
         if publish and settled.checkpoint:
             self.ledger.flush()  # a checkpoint counts only once the ledger reaches its step
-        if shared.leaving and self.identity.worker in settled.leaving and not settled.stop:
+        # who reduces nothing (a spare, a learner) has no say in the control piece: it need only see that it has no slots
+        me, busy = self.identity.worker, {r.worker for r in settled.owners}
+        if shared.leaving and not settled.stop and (me in settled.leaving or me not in busy):
             self._say_idle()
 
     def _say_idle(self) -> None:
