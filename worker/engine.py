@@ -252,6 +252,7 @@ class Engine:
 
     def _roll(self, world: WorldChanged) -> Decision:
         place = [m.worker for m in world.members].index(self.identity.worker)
+        self.shared.reach_loaded()
         plain = roll_call.entry_to_plain(self._entry(world))
         token = circulate(place, len(world.members), self._previous, self._following, plain)
         entries = [roll_call.entry_from_plain(item) for item in token]
@@ -270,11 +271,12 @@ class Engine:
                 held=shared.step - 1,
                 current=shared.current,
                 waiting=not shared.current,
+                result=shared.step - 1 in shared.results,
                 owners=shared.owners,
                 computed=tuple(sorted(shared.computed)),
                 plan=plan,
                 chain=shared.chain,
-                digest=self.fresh_digest if shared.step == 0 else 0,
+                digest=self.fresh_digest if shared.step == 0 and not shared.taught else 0,
                 memory=shared.step - 1 if shared.whole else -1,
                 restorable=self.restorable,
                 leaving=bool(shared.leaving),
@@ -317,11 +319,12 @@ class Engine:
         self.ledger.resend()
         self._orphans = decision.orphans
         with shared.cv:
-            if me in decision.lacking:
-                shared.adopt(decision.furthest, ())
-            elif me in decision.current:
+            if me in decision.current:
                 shared.current = shared.whole = True
-                shared.adopt(decision.step, decision.owners)
+                if me in decision.lacking:
+                    shared.adopt(decision.furthest, ())
+                else:
+                    shared.adopt(decision.step, decision.owners)
             else:
                 shared.start_learning(decision.step, decision.owners, decision.chain)
                 self.ledger.rewind(decision.step)

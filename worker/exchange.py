@@ -142,6 +142,9 @@ class Exchange:
         main_step: step the main thread is at, None before it has the state.
         checkpoint, checkpoint_from: the checkpoint asked for, not before so many committed steps.
         current: this worker has the run's state in memory, as the ring knows it.
+        learning: the weights in memory are not the run's until the copy that was asked for is loaded.
+        ready_at: step that the weights are ready for when the main thread has not begun any.
+        taught: it has received a state, so its fresh one is gone.
         whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
     """
 
@@ -172,6 +175,10 @@ class Exchange:
         self.phase_since = time.monotonic()
         self.restore_wanted = False
         self.load: StateCopy | None = None
+        self.received: StateCopy | None = None
+        self.taught = False
+        self.ready_at = 0
+        self.learning = False
         self.copies: list[CopyWanted] = []
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
@@ -223,7 +230,8 @@ class Exchange:
         with self.cv:
             self.main_step = step
             self._computing.clear()
-            self._prune()
+            if not self.learning:
+                self._prune()
             self.cv.notify_all()
 
     def take(self) -> Work:
@@ -251,7 +259,7 @@ class Exchange:
             return Restore()
         if self.load is not None:
             return Load(self.load)
-        if self.main_step is None:
+        if self.main_step is None or self.learning:
             return self._before_begin()
         if any(not c.begun and c.at_least <= self.main_step for c in self.copies):
             return Copy(self.main_step)
@@ -261,7 +269,10 @@ class Exchange:
     def _before_begin(self) -> Work | None:
         if self.left:
             return Leave(self.left)
-        return Begin(self.step) if self.current else None
+        if self.learning:
+            return None
+        # not `self.step`: the engine may be ahead already, of a main thread that has yet to apply its results
+        return Begin(self.ready_at) if self.current else None
 
     def _in_step(self) -> Work | None:
         if self.left:
@@ -278,7 +289,7 @@ class Exchange:
         """Hand in a computed slot; one that is no longer ours, or of a past step, is dropped."""
         with self.cv:
             self._computing.discard(slot)
-            if step == self.step and slot in self.own_slots():
+            if step == self.step and slot in self.own_slots() and not self.learning:
                 self.computed[slot] = buffer
                 self.cv.notify_all()
             else:
@@ -303,7 +314,7 @@ class Exchange:
         """A received state is in the tracked objects; the next step is `step`."""
         with self.cv:
             self.load = None
-            self.main_step = None
+            self.learning = False
             self._computing.clear()
             for stale in [s for s in self.results if s < step]:
                 self._forget(stale)
@@ -314,6 +325,7 @@ class Exchange:
         """The run's state is what this worker holds now: `step` steps done."""
         with self.cv:
             self.restore_wanted = False
+            self.ready_at = step
             self.step, self.chain, self.current, self.whole = step, chain, True, True
             self.cv.notify_all()
 
@@ -330,7 +342,9 @@ class Exchange:
                 if self.moved():
                     raise WorldMoved("a newer world arrived while slots were being computed")
                 slots = self.own_slots()
-                if (self.main_step == self.step or not slots) and all(s in self.computed for s in slots):
+                if (not slots or (self.main_step == self.step and not self.learning)) and all(
+                    s in self.computed for s in slots
+                ):
                     return [self.computed[s] for s in slots]
                 self.cv.wait()
 
@@ -351,10 +365,29 @@ class Exchange:
         """This worker has no usable state: results from `step` on are queued until a copy arrives."""
         with self.cv:
             self.current = self.whole = False
+            self.learning = True
+            self.load = self.received = None
             self.forget_all()
             self.adopt(step, owners)
             self.chain = chain
             self.enter("learn")
+
+    def take_in(self, copy: StateCopy) -> None:
+        """A copy of the state has arrived: the main thread loads it, the results queued since then follow."""
+        with self.cv:
+            self.load = self.received = copy
+            self.current = self.whole = self.taught = True
+            self.cv.notify_all()
+
+    def reach_loaded(self) -> None:
+        """A received state may be ahead of the results that came round the ring: then it says where we are."""
+        with self.cv:
+            copy = self.received
+            if copy is not None and self.current and copy.step > self.step:
+                self._pool.extend(self.computed.values())
+                self.computed.clear()
+                self.step, self.chain, self.owners = copy.step, copy.chain, ()
+            self.received = None
 
     def adopt(self, step: int, owners: tuple[Range, ...]) -> None:
         """Take over a roll call's decision: the step in flight and its owners; what we computed of ours is kept."""

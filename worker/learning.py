@@ -47,20 +47,23 @@ class Learner:
         self._lesson: tuple[Member, int, int] | None = None
         self._thread: threading.Thread | None = None
         self._sock: socket.socket | None = None
+        self._closed = False
         self.failures: list[str] = []
 
     def learn(self, teacher: Member, generation: int, at_least: int) -> None:
         """From now on learn from this member; results from step `at_least` on are being queued."""
         with self._shared.cv:
             self._lesson = (teacher, generation, at_least)
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ring-learn", daemon=True)
                 self._thread.start()
+            self._shared.cv.notify_all()
 
     def close(self) -> None:
         """Give up; the session is over."""
         with self._shared.cv:
-            self._lesson = None
+            self._lesson, self._closed = None, True
+            self._shared.cv.notify_all()
             if self._sock is not None:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
@@ -71,9 +74,11 @@ class Learner:
         shared = self._shared
         while True:
             with shared.cv:
+                while self._lesson is None and not self._closed:
+                    shared.cv.wait()
                 lesson = self._lesson
-                if lesson is None or shared.closed:
-                    return
+            if lesson is None:
+                return
             try:
                 copy = self._fetch(*lesson)
             except (Refused, OSError, TransferFailed, WireError) as error:
@@ -83,15 +88,10 @@ class Learner:
                         shared.cv.wait(_RETRY)
                 continue
             with shared.cv:
-                if self._lesson is None or shared.closed:
-                    return
-                if copy.step < self._lesson[2]:
-                    continue  # the ring was mended meanwhile and older results were dropped: this copy is too old
-                self._lesson = None
-                shared.load = copy
-                shared.current = shared.whole = True
-                shared.cv.notify_all()
-                return
+                # the ring may have been mended meanwhile: then older results were dropped, and the copy may be too old
+                if self._lesson is not None and copy.step >= self._lesson[2]:
+                    self._lesson = None
+                    shared.take_in(copy)
 
     def _fetch(self, teacher: Member, generation: int, at_least: int) -> StateCopy:
         host, _, port = teacher.address.rpartition(":")

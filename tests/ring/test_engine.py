@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+import threading
+import time
 
 import pytest
 
@@ -142,3 +146,99 @@ def test_a_drained_worker_leaves_at_a_step_boundary(rings, calm):
     later.set()
     wait_until(lambda: b.outcome.startswith("left"))
     assert set(rings.finish(["a", "c"])) == {calm}
+
+
+def test_two_hundred_world_changes_leave_no_residue(rings):
+    """Members come and go; descriptors and threads are as many at the end as after the warm-up."""
+    names = ["a", "b", "c"]
+    total = 100_000
+    for n in names:
+        rings.add(PretendWorker(n, slots=SLOTS, total=total))
+    counts = []
+    for change in range(200):
+        rings.world(names if change % 2 == 0 else ["a", "b"])
+        here = [rings.workers[n] for n in (names if change % 2 == 0 else ["a", "b"])]
+        now = rings.workers["a"].shared.step
+        wait_until(
+            lambda here=here, now=now: all(w.shared.current and w.shared.step >= now + 1 for w in here),
+            what=f"a step after change {change}",
+        )
+        if change % 2 == 1:
+            wait_until(lambda change=change: len(rings.workers["c"].registered) >= change // 2 + 1)
+        if change >= 20:
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    first, last = counts[: len(counts) // 2], counts[len(counts) // 2 :]
+    assert max(f for f, _ in last) <= max(f for f, _ in first) + 2
+    assert max(t for _, t in last) <= max(t for _, t in first) + 2
+    assert rings.workers["a"].engine.links_made == 200
+    assert not any(w.error for w in rings.workers.values())
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("REKNIT_STORMS", "6"))))
+def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
+    """Random histories; the seed says all. Raise REKNIT_STORMS for more of them."""
+    rng = random.Random(seed)
+    total = 60
+    alone = Rings()
+    try:
+        alone.add(PretendWorker("x", slots=SLOTS, total=total))
+        x = alone.workers["x"]
+        alone.world(["x"])
+        expected = alone.finish(["x"])[0]
+        right = {f"{t.split()[1]} {t.split()[3]}" for t in x.trail if t.startswith("apply")}
+    finally:
+        alone.close()
+    fresh = itertools.count()
+    here = []
+    for _ in range(rng.randrange(1, 5)):
+        here.append(rings.add(PretendWorker(f"w{next(fresh)}", slots=SLOTS, total=total)).name)
+
+    def begun(names) -> bool:
+        return any(rings.workers[n].shared.current and rings.workers[n].shared.step > 0 for n in names)
+
+    rings.world(here)
+    history = [f"begin {here}"]
+    for _ in range(rng.randrange(4, 12)):
+        until = rng.randrange(total)
+        delay = rng.random() * 0.02
+        wait_until(lambda until=until, t=time.monotonic() + delay: time.monotonic() > t or any(
+            rings.workers[n].shared.step >= until for n in here))  # fmt: skip
+        if any(rings.workers[n].outcome for n in here):
+            break
+        event = rng.choice(["kill", "join", "evict", "same", "kill+join", "reorder"])
+        victim = rng.choice(here)
+        if "kill" in event and len(here) > 1 and (not begun(here) or begun([n for n in here if n != victim])):
+            here.remove(victim)  # somebody with the state stays: without a checkpoint it would be lost with the last
+            rings.workers[victim].kill()
+        if "join" in event and len(here) < 6:
+            # before the first step any fresh state may become the run's; after it a joiner's must not matter
+            seed_of_joiner = 99 if begun(here) else 0
+            joiner = rings.add(PretendWorker(f"w{next(fresh)}", slots=SLOTS, total=total, seed=seed_of_joiner))
+            here.append(joiner.name)
+        away = rng.choice(here)
+        if event == "evict" and len(here) > 1 and (not begun(here) or begun([n for n in here if n != away])):
+            before = len(rings.workers[away].registered)
+            rings.world([n for n in here if n != away])
+            wait_until(
+                lambda away=away, before=before: (
+                    len(rings.workers[away].registered) > before
+                    or rings.workers[away].outcome
+                    or rings.workers[here[0]].outcome
+                ),
+                what="the evicted one registers again",
+            )
+        if event == "reorder":
+            rng.shuffle(here)
+        history.append(f"{event} {victim}: {here} {[(n, rings.workers[n].shared.step) for n in here]}")
+        rings.world(here)
+    rings.world(here)
+    if any(rings.workers[n].outcome for n in here):  # over before the last joiners came: the job tells them so
+        here = [n for n in here if rings.workers[n].shared.current]
+    got = set(rings.finish(here))
+    wrong = [
+        f"{w.name}: " + " | ".join(w.trail[: i + 1][-60:])
+        for w in rings.workers.values()
+        for i, t in enumerate(w.trail)
+        if t.startswith("apply") and f"{t.split()[1]} {t.split()[3]}" not in right
+    ]
+    assert got == {expected}, "\n".join([*history, *(w.story() for w in rings.workers.values()), *wrong[:2], str(sorted(right, key=lambda t: int(t.split()[0])))])

@@ -23,7 +23,7 @@ def ranges(text: str) -> tuple[Range, ...]:
 
 
 def entry(worker: str, held: int, **fields) -> Entry:
-    values = {"role": "active", "current": True, "waiting": False, "chain": 100 + held} | fields
+    values = {"role": "active", "current": True, "waiting": False, "result": True, "chain": 100 + held} | fields
     return Entry(worker=worker, incarnation=1, held=held, **values)
 
 
@@ -72,6 +72,18 @@ def test_one_lacks_the_furthest_result():
     owners = ranges("a:0-4 b:4-8")
     d = decide([entry("a", 6, owners=owners), entry("b", 5, owners=ranges("a:0-8"))], 8, 3)
     assert (d.furthest, d.donor, d.lacking, d.owners) == (6, "a", ("b",), owners)
+
+
+def test_a_holder_without_the_bytes_teaches_instead_of_sending_again():
+    owners = ranges("a:0-4 b:4-8")
+    d = decide([entry("a", 6, owners=owners, result=False), entry("b", 5)], 8, 3)
+    assert (d.donor, d.lacking, d.learners, d.current) == ("", (), (("b", "a"),), {"a"})
+
+
+def test_who_lacks_two_results_learns_anew():
+    owners = ranges("a:0-8")
+    d = decide([entry("a", 6, owners=owners), entry("b", 4)], 8, 3)
+    assert (d.donor, d.lacking, d.learners, d.current) == ("", (), (("b", "a"),), {"a"})
 
 
 def test_a_death_gives_the_slots_to_the_neighbours():

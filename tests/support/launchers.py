@@ -54,7 +54,7 @@ class Command:
     def shown(self) -> str:
         return "\n".join([*self.out, *self.err])
 
-    def until(self, text: str, within: float = 30.0) -> None:
+    def until(self, text: str, within: float = 60.0) -> None:
         """Wait until a line that holds the text was written."""
         with contextlib.suppress(AssertionError):
             until(lambda: text in self.shown or self.process.poll() is not None, text, within)
@@ -62,7 +62,7 @@ class Command:
             self._settle(2.0)
         assert text in self.shown, f"{text!r} not in\n{self.shown}"
 
-    def wait(self, within: float = 40.0) -> int:
+    def wait(self, within: float = 60.0) -> int:
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -93,12 +93,16 @@ class Place:
         file.write_text(text)
         return file
 
+    def open(self, gate: str) -> None:
+        """Let scripts end that wait for this file."""
+        (self.folder / gate).touch()
+
     def start(self, *args: str, env: dict[str, str] | None = None, stdout: int = subprocess.PIPE) -> Command:
         command = Command(self, args, self.env if env is None else env, stdout)
         self.commands.append(command)
         return command
 
-    def call(self, *args: str, code: int | None = 0, within: float = 40.0, **more: Any) -> Command:
+    def call(self, *args: str, code: int | None = 0, within: float = 60.0, **more: Any) -> Command:
         command = self.start(*args, **more)
         got = command.wait(within)
         assert code is None or got == code, f"exit code {got}, not {code}:\n{command.shown}"
@@ -121,7 +125,7 @@ class Place:
     def pids(self, of: str) -> list[int]:
         return sorted(pid for pid, command in self.processes().items() if of in command)
 
-    def nothing_left(self, within: float = 5.0) -> None:
+    def nothing_left(self, within: float = 15.0) -> None:
         with contextlib.suppress(AssertionError):
             until(lambda: not self.processes(), "nothing left", within)
         assert not self.processes(), "left running"

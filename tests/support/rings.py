@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 30.0, what: str = "") 
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
+            faulthandler.dump_traceback(sys.__stderr__)
             raise AssertionError(f"not within {seconds} s: {what or true}")
         time.sleep(0.002)
 
@@ -59,6 +62,7 @@ class PretendWorker:
         self.outcome = ""
         self.error: BaseException | None = None
         self.paused = False
+        self.trail: list[str] = []
         self.hold: Callable[[int, int], None] = lambda step, slot: None
         self.shared = Exchange(name, 1, SHAPE, used or (lambda step: slots), total)
         self.teacher = Teacher(self.shared)
@@ -137,6 +141,7 @@ class PretendWorker:
                     self.weights = np.frombuffer(raw[:-8], np.float32).copy()
                     self.counter = int.from_bytes(raw[-8:], "little")
                     self.engine.ledger.take_over(state.ledger)
+                    self.note(f"load {state.step}", self.weights)
                     shared.loaded(state.step)
                     shared.begin(state.step)
                 case Begin(step):
@@ -148,6 +153,7 @@ class PretendWorker:
                     )
                 case Compute(step, slot):
                     self.hold(step, slot)
+                    self.note(f"compute {step}.{slot}", self.weights)
                     buffer = shared.buffer()
                     buffer[: 4 * FLOATS] = gradient(step, slot, self.weights).view(np.uint8)
                     buffer[4 * FLOATS : 4 * FLOATS + 16].view(np.float64)[:] = (float(slot), 1.0)
@@ -159,6 +165,7 @@ class PretendWorker:
                     self.weights = self.weights - np.float32(1e-3) * total / np.float32(self.slots)
                     self.counter += int(result.buffer[4 * FLOATS + 16 :].view(np.int64)[0])
                     self.applied.append(step)
+                    self.note(f"apply {step}", self.weights)
                     shared.begin(step + 1)
                 case Leave(reason):
                     self.outcome = f"left: {reason}"
@@ -170,6 +177,23 @@ class PretendWorker:
     def chain_before(self, step: int) -> int:
         result = self.shared.results.get(step - 1)
         return result.of.chain if result is not None else self.shared.chain
+
+    def note(self, what: str, weights: np.ndarray) -> None:
+        """Remember what was done, in which generation, and a hash of the weights then."""
+        self.trail.append(f"{what} g{self.shared.generation} {hashlib.sha256(weights.tobytes()).hexdigest()[:6]}")
+
+    def story(self) -> str:
+        """Everything that matters for a hang, in one line."""
+        x = self.shared
+        return (
+            f"{self.name}.{x.incarnation} outcome={self.outcome!r} error={self.error} phase={x.phase} "
+            f"generation={x.generation}/{x.world and x.world.generation} step={x.step} main={x.main_step} total={x.total} "
+            f"current={x.current} whole={x.whole} owners={[(r.worker, r.first, r.end) for r in x.owners]} "
+            f"computed={sorted(x.computed)} results={sorted(x.results)} load={x.load and x.load.step} "
+            f"copies={[(c.at_least, c.begun) for c in x.copies]} failures={self.engine._learner.failures[-3:]} "
+            f"refused={self.listener.refusals[-3:]} events={[type(e).__name__ for e in self.outlet.events[-3:]]} "
+            f"members={[m.worker for m in x.world.members] if x.world else None}"
+        )
 
     @property
     def digest(self) -> str:
@@ -211,10 +235,10 @@ class Rings:
                     raise self.workers[n].error
             return all(self.workers[n].outcome for n in names)
 
-        wait_until(
-            over,
-            what=f"{names} done: {[(n, self.workers[n].shared.step, self.workers[n].shared.phase) for n in names]}",
-        )
+        try:
+            wait_until(over, what=f"{names} done")
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *(self.workers[n].story() for n in self.workers)])) from None
         return [self.workers[n].digest for n in names]
 
     def close(self) -> None:

@@ -87,6 +87,7 @@ class Town:
         self.stale = 0
         self.dials: list[Dial] = []
         self.reasons: list[str] = []
+        self._worlds: list[WorldChanged] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._client = itertools.count(101)
@@ -237,7 +238,7 @@ class Town:
 
     @property
     def worlds(self) -> list[WorldChanged]:
-        return [e for _, e, _ in self.log if isinstance(e, WorldChanged)]
+        return self._worlds
 
     @property
     def world(self) -> WorldChanged:
@@ -339,6 +340,8 @@ class Town:
                 return False
         seq = len(self.log) + 1
         self.log.append((seq, event, id_))
+        if isinstance(event, WorldChanged):
+            self._worlds.append(event)
         self.ids.add((kind, id_ or f"#{seq}"))
         for house in self.houses:
             self._tell(house, event, seq)

@@ -3,6 +3,9 @@
 Seen from the first active (place 0) the ring has the last active at place L. Pieces are partly summed on the way 0..L,
 become final at L, and travel on from L round to the worker before it. A place beyond L (spare, learner) passes final
 pieces on. Frames of one link keep their order, so pieces arrive in order and anything else is a broken peer.
+
+A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control piece goes all the
+way round, and its return shows that everybody has the result of the step before.
 """
 
 from __future__ import annotations
@@ -148,6 +151,10 @@ class Reduction:
             if final:
                 digest.update(view)
             self._send(kind, number, covered, view)
+        if final and self.previous is not None:
+            header = self.previous.receive_header()
+            self._check(header, {Kind.FINAL: 0})
+            self.previous.receive_payload(header)
         return settled
 
     def _pass_wishes(self, payload: bytes) -> Settled | None:
@@ -160,7 +167,7 @@ class Reduction:
         return settled
 
     def _take_settled(self, payload: bytes) -> Settled:
-        if self.where.passes_final:
+        if self.where.passes_final or self.where.last == 0:
             self._send(Kind.FINAL, 0, self.slots, payload)
         return _decoded(payload, Settled)
 

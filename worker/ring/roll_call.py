@@ -28,6 +28,7 @@ class Entry:
         held: last step whose result it holds without a gap; -1 before the first.
         current: it has the run's state and has applied, or will apply by itself, everything up to `held`.
         waiting: a learner that still needs a donor (no transfer under way).
+        result: it has the bytes of that result and could send them again.
         owners: owners of step `held + 1` as it knows them, () if unknown.
         computed: slots of that step it has computed.
         plan: newest plan heard for this generation.
@@ -45,6 +46,7 @@ class Entry:
     held: int
     current: bool
     waiting: bool
+    result: bool = False
     owners: tuple[Range, ...] = ()
     computed: tuple[int, ...] = ()
     plan: Plan | None = None
@@ -113,10 +115,13 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
                 f"{holders[0].worker} and {e.worker} hold different results of step {furthest} "
                 f"(chains {holders[0].chain:016x} and {e.chain:016x})"
             )
+    # who lacks more than the furthest result learns anew (possible after a plan that changed all owners at once), and so
+    # does who lacks it while its only holders have it inside their weights (they learned, and their teacher is dead)
+    senders = [e.worker for e in holders if e.result]
+    oldest = furthest - 1 if senders else furthest
+    entries = [e if e.held >= oldest else dataclasses.replace(e, current=False, waiting=True) for e in entries]
+    current = [e for e in entries if e.current]
     lacking = tuple(e.worker for e in current if e.held == furthest - 1)
-    behind = [e.worker for e in current if e.held < furthest - 1]
-    if behind:
-        raise Diverged(f"{', '.join(behind)} fell behind step {furthest - 1} although counted as current")
     known = next((e.owners for e in holders if e.owners), ())
     eligible = [e.worker for e in current if e.role == "active" and not e.leaving]
     if not known:  # nobody has begun this step as an owner: everybody who may compute takes part, learners included
@@ -131,7 +136,7 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     learners = tuple((e.worker, _nearest(ring, e.worker, holders)) for e in entries if not e.current and e.waiting)
     words = f"step {furthest + 1} goes on with {len(owners)} of {len(ring)} workers computing"
     if lacking:
-        words += f"; {holders[0].worker} sends the result of step {furthest} again to {', '.join(lacking)}"
+        words += f"; {senders[0]} sends the result of step {furthest} again to {', '.join(lacking)}"
     if orphans:
         words += f"; {orphans} orphaned slots are computed again, {kept} computed ones kept"
     if learners:
@@ -140,7 +145,7 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         furthest=furthest,
         chain=holders[0].chain,
         step=furthest + 1,
-        donor=holders[0].worker if lacking else "",
+        donor=senders[0] if lacking else "",
         lacking=lacking,
         owners=owners,
         orphans=orphans,
