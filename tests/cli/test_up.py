@@ -7,20 +7,27 @@ import os
 import signal
 import time
 
+import pytest
+
 from support.agents import until
 from support.launchers import Place
 
-SLEEPER = "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\n"
+GATED = """
+import pathlib, sys, time
+print("up", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+"""
 
 
 def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
-    script = str(place.script("s.py", SLEEPER))
+    script = str(place.script("s.py", ""))
     place.call("up")
     assert len(place.pids("nats-server")) == 1
     assert "up already" in place.call("up").shown
 
-    place.call("run", "--job", "one", script, "0")
-    place.call("run", "--job", "two", script, "0")
+    place.call("run", "--job", "one", script)
+    place.call("run", "--job", "two", script)
     assert not (place.home / "jobs/one/broker").exists()
     for job in ("one", "two"):
         events = place.json("events", "--job", job)
@@ -36,6 +43,8 @@ def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
     place.nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_up_again_after_a_kill_has_the_same_place(place: Place) -> None:
     place.call("up")
     before = (place.home / "up/endpoint.json").read_text()
@@ -48,6 +57,8 @@ def test_up_again_after_a_kill_has_the_same_place(place: Place) -> None:
     place.nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_down_leaves_processes_alone_that_have_the_same_pid(place: Place) -> None:
     place.call("up")
     file = place.home / "up/up.json"
@@ -63,14 +74,17 @@ def test_down_leaves_processes_alone_that_have_the_same_pid(place: Place) -> Non
     assert not file.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_service_that_falls_silent_is_started_by_the_run(place: Place) -> None:
     place.call("up")
-    run = place.start("run", "--job", "j", str(place.script("s.py", SLEEPER)), "7")
+    run = place.start("run", "--job", "j", str(place.script("s.py", GATED)), "gate")
     run.until("] up")
     stopped = place.pids("reknit.services.shards")[0]
     os.kill(stopped, signal.SIGSTOP)
     run.until("the service shards has been silent")
     until(lambda: [pid for pid in place.pids("reknit.services.shards") if pid != stopped], "another shards service")
+    place.open("gate")
     assert run.wait() == 0, run.shown
     place.call("down")
     place.nothing_left()
@@ -80,29 +94,36 @@ def test_wrong_credentials_and_wrong_secret_are_refused_at_once(place: Place) ->
     place.call("up")
     endpoint = json.loads((place.home / "up/endpoint.json").read_text())
     host = endpoint["url"].removeprefix("nats://")
-    script = str(place.script("s.py", SLEEPER))
+    script = str(place.script("s.py", GATED))
     began = time.monotonic()
-    run = place.call("run", "--nats", f"nats://reknit:wrong@{host}", script, "0", code=75)
-    assert time.monotonic() - began < 5.0
+    run = place.call("run", "--nats", f"nats://reknit:wrong@{host}", script, "gate", code=75)
+    assert time.monotonic() - began < 20.0, "at once, not after many tries"
     assert host in run.shown
     assert "wrong" not in run.shown
 
     url = f"nats://{endpoint['user']}:{endpoint['password']}@{host}"
     mine = place.folder / "mine"
     mine.write_text("one secret\n")
-    first = place.start("run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--secret-file", str(mine), script, "4")
+    first = place.start(
+        "run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--secret-file", str(mine), script, "gate"
+    )
     first.until("] up")
     other = place.folder / "other"
     other.write_text("another secret\n")
     common = ("run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--node", "b")
-    refused = place.call(*common, "--secret-file", str(other), script, "4", code=75)
+    refused = place.call(*common, "--secret-file", str(other), script, "gate", code=75)
     assert "this node's secret is not the one of job 'j'" in refused.shown
     assert "--secret-file" in refused.shown
-    place.call(*common, "--secret-file", str(mine), script, "4")
+    second = place.start(*common, "--secret-file", str(mine), script, "gate")
+    second.until("] up")
+    place.open("gate")
+    assert second.wait() == 0, second.shown
     assert first.wait() == 0, first.shown
     place.call("down")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_service_in_the_foreground(place: Place) -> None:
     place.call("up")
     extra = place.start("service", "monitor")

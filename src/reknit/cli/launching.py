@@ -32,7 +32,7 @@ from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
 from .plane import Plane
-from .progress import line_of, live_line, workers
+from .progress import line_of, live_line, mark, workers
 from .root_cause import Failures
 from .submission import Begin
 from .summary import Ending, lines
@@ -79,7 +79,7 @@ class Launch:
         self._began = time.monotonic()
         self._since = time.time()
         self._plain_at = 0.0
-        self._plain = ""
+        self._plain: tuple[object, ...] = ()
 
     # --------------------------------------------------------------------------------------------------- the story
 
@@ -396,8 +396,8 @@ class Launch:
         text = live_line(self._status)
         self._screen.status(text)
         now = time.monotonic()
-        if not self._screen.live and text != self._plain and now - self._plain_at >= _PLAIN:
-            self._plain, self._plain_at = text, now
+        if not self._screen.live and now - self._plain_at >= _PLAIN and mark(self._status) != self._plain:
+            self._plain, self._plain_at = mark(self._status), now
             self._screen.note(text)
 
     def _note(self) -> None:

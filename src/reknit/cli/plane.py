@@ -142,6 +142,8 @@ class Plane:
                 await self._start(name)
 
     async def _start(self, name: str) -> None:
+        if self._keeper.keeps(name):
+            return
         state = self._services[name]
         state.ours, state.answered, state.heard = True, False, time.monotonic()
         env = {context.ENDPOINT: context.to_env(self.endpoint), _TRACES: str(self._logs.traces)}
@@ -170,7 +172,9 @@ class Plane:
                 return
             try:
                 if self._watch_broker():
-                    pause = 0.1
+                    # its services ended with the launcher that kept them
+                    await self.serve(bus)
+                pause = 0.1
             except ReknitError as error:
                 self._say(f"the broker cannot be started again: {error}", True)
                 await asyncio.sleep(pause)
@@ -180,18 +184,19 @@ class Plane:
                 asked = time.monotonic()
 
     def _watch_broker(self) -> bool:
+        """Start the broker again if it died; True if it was somebody else's until now."""
         if self.folder is None:
             return False
         if self.ours and self._broker is not None:
-            if self._broker.alive:
-                return True
-            self._say("the broker died; starting it again (training goes on meanwhile)", True)
-            control.wait_for_store(self.folder.store)
-            self._broker.start()
-            return True
-        if self.folder.name != "up" and not self.folder.controlled and self.own("run", patient=False):
-            self._say("the launcher that kept the broker is gone: this one keeps it now", False)
-        return False
+            if not self._broker.alive:
+                self._say("the broker died; starting it again (training goes on meanwhile)", True)
+                control.wait_for_store(self.folder.store)
+                self._broker.start()
+            return False
+        if self.folder.name == "up" or self.folder.controlled or not self.own("run", patient=False):
+            return False
+        self._say("the launcher that kept the broker is gone: this one keeps it now", False)
+        return True
 
     async def _watch_services(self, bus: Bus) -> None:
         there = await _answering(bus)

@@ -44,6 +44,15 @@ def live_line(status: Status) -> str:
     return "  ".join(parts)
 
 
+def mark(status: Status) -> tuple[object, ...]:
+    """What must differ for another progress line to be worth it where there is no live line."""
+    steps = max((w.pulse.committed for w in status.members if w.pulse), default=0)
+    known = sum(w.state != "starting" for w in status.workers.values())
+    started = (len(status.workers), known) if not status.members else ()
+    generation = status.world.generation if status.world else 0
+    return status.state, generation, max(steps, status.committed), started
+
+
 def workers(count: int) -> str:
     """A number of workers in words."""
     return f"{count} worker" + ("" if count == 1 else "s")
