@@ -91,7 +91,7 @@ def permute(positions: npt.NDArray[np.uint64], samples: int, seed: int, epoch: i
     half = max(1, -(-(samples - 1).bit_length() // 2))
     mask = np.uint64((1 << half) - 1)
     shift = np.uint64(half)
-    keys = [np.uint64(xxhash.xxh3_64_intdigest(f"order/{seed}/{epoch}/{r}")) for r in range(_ROUNDS)]
+    keys = [np.uint64(xxhash.xxh3_64_intdigest(f"order/{seed}/{epoch}/{r}".encode())) for r in range(_ROUNDS)]
     out = positions.astype(np.uint64, copy=True)
     todo = np.ones(len(out), dtype=bool)
     while todo.any():
@@ -114,4 +114,4 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def slot_seed(seed: int, step: int, slot: int) -> int:
     """63-bit seed of one slot's random numbers (torch, numpy, random)."""
-    return xxhash.xxh3_64_intdigest(f"slot/{seed}/{step}/{slot}") >> 1
+    return xxhash.xxh3_64_intdigest(f"slot/{seed}/{step}/{slot}".encode()) >> 1
