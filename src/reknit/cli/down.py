@@ -14,6 +14,7 @@ from reknit.core.home import ControlFolder, Home, Mark
 
 from . import control, options, output
 from .app import app, verb
+from .plane import PAGE_FILE
 from .up import PID_FILE, read_up
 
 GRACE = 15.0
@@ -89,5 +90,5 @@ def _wait(marks: list[Mark], within: float) -> list[Mark]:
 
 
 def _clean(folder: ControlFolder) -> None:
-    for name in (PID_FILE, folder.endpoint_file.name, "monitor.port"):
+    for name in (PID_FILE, folder.endpoint_file.name, PAGE_FILE):
         (folder.path / name).unlink(missing_ok=True)

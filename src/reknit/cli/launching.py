@@ -76,6 +76,7 @@ class Launch:
         self._watch: asyncio.Task[None] | None = None
         self._claims = contextlib.ExitStack()
         self._fatal = ""
+        self._page = ""
         self._began = time.monotonic()
         self._since = time.time()
         self._plain_at = 0.0
@@ -102,6 +103,11 @@ class Launch:
         finally:
             await self._end_all()
         return self._code(outcome)
+
+    @property
+    def taking_part(self) -> bool:
+        """True once this run has begun the job or joined it."""
+        return self._submitted
 
     async def _whole(self) -> str:
         await self._reach_broker()
@@ -330,7 +336,7 @@ class Launch:
         await self._keeper.stop(0.0 if len(self._signals) > 1 else 5.0)
         self._plane.stop()
         self._claims.close()
-        if self._folder.path.is_dir():
+        if self._submitted:
             self._folder.note(None, self._node)
         for pid in launch.sweep():
             self._say(f"PID {pid} could not be ended: it hangs in the kernel", True)
@@ -390,6 +396,10 @@ class Launch:
         self._screen.note(text, colour)
 
     def _show(self) -> None:
+        page = self._plane.page() if not self._page else ""
+        if page:
+            self._page = page
+            self._screen.note(f"page: {page}")
         if self._status.finished is not None:
             self._screen.status("")
             return

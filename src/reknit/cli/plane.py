@@ -14,6 +14,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from reknit.core import context
 from reknit.core.broker import Broker
@@ -26,6 +27,7 @@ from reknit.core.launch import Keeper, module
 from . import control
 
 SERVICES = ("membership", "shards", "checkpoint", "monitor")
+PAGE_FILE = "monitor.port"
 SILENCE = 3.0
 """Seconds that a service kept by somebody else may be silent until one is started here."""
 HUNG = 10.0
@@ -77,6 +79,19 @@ class Plane:
         """The broker's process, if it is ours."""
         pid = self._broker.pid if self._broker else None
         return (Mark.of(pid, "broker"),) if pid else ()
+
+    @property
+    def _page_file(self) -> Path:
+        return self._logs.path / PAGE_FILE
+
+    def page(self) -> str:
+        """Address of the page of a monitor that is kept here, empty while there is none."""
+        if not self._services["monitor"].ours:
+            return ""
+        try:
+            return f"http://127.0.0.1:{int(self._page_file.read_text())}/"
+        except (OSError, ValueError):
+            return ""
 
     def use(self, endpoint: Endpoint) -> None:
         """Use a broker that somebody else keeps."""
@@ -148,7 +163,8 @@ class Plane:
         state.ours, state.answered, state.heard = True, False, time.monotonic()
         env = {context.ENDPOINT: context.to_env(self.endpoint), _TRACES: str(self._logs.traces)}
         if name == "monitor":
-            env[_PORT_FILE] = str(self._logs.path / "monitor.port")
+            self._page_file.unlink(missing_ok=True)
+            env[_PORT_FILE] = str(self._page_file)
         await self._keeper.keep(module(name, f"reknit.services.{name}", env, self._logs.logs / f"{name}.log"))
 
     async def all_answer(self, bus: Bus, within: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Annotated
 
 import typer
@@ -113,10 +114,18 @@ def run(
     home = Home.at(settings.control.home)
     folder = home.job(job_name(settings, found))
     at = plane_of(settings, home, folder, standalone=standalone)
+    fresh = not folder.path.exists()
     folder.make()
-    order = order_of(settings, found, folder.name, folder)
     screen = output.Screen()
+    begun = False
     try:
-        return asyncio.run(Launch(order, home, folder, at, screen).run())
+        launch = Launch(order_of(settings, found, folder.name, folder), home, folder, at, screen)
+        try:
+            return asyncio.run(launch.run())
+        finally:
+            begun = launch.taking_part
     finally:
         screen.close()
+        if fresh and not begun:
+            # nothing began: no job is left behind to be found by `status`
+            shutil.rmtree(folder.path, ignore_errors=True)

@@ -22,7 +22,7 @@ from reknit.core.home import ControlFolder, Home, Mark, write_private
 from . import options, output
 from .address import check_host
 from .app import app, verb
-from .plane import SERVICES, Plane
+from .plane import PAGE_FILE, SERVICES, Plane
 
 READY = 30.0
 """Seconds until all services must answer."""
@@ -98,6 +98,7 @@ def _background(folder: ControlFolder, host: str, port: int) -> int:
         if found is not None and found.supervisor.pid == process.pid:
             endpoint = folder.endpoint()
             output.note(f"up: broker {endpoint.url if endpoint else '?'}, {', '.join(SERVICES)}")
+            output.note(f"page: http://127.0.0.1:{(folder.path / PAGE_FILE).read_text().strip()}/")
             return 0
         if process.poll() is not None:
             said = log.read_bytes()[start:].decode(errors="replace").strip()
@@ -154,7 +155,7 @@ class _Supervisor:
                     await bus.close()
             await self._keeper.stop(5.0)
             self._plane.stop()
-            for name in (PID_FILE, self._folder.endpoint_file.name, "monitor.port"):
+            for name in (PID_FILE, self._folder.endpoint_file.name, PAGE_FILE):
                 (self._folder.path / name).unlink(missing_ok=True)
             launch.sweep()
         return self._code
