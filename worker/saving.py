@@ -49,13 +49,15 @@ class Saving:
         self._worker = worker
         self._shared = shared
         self._post = post
-        self._snapshotter = Snapshotter(tracked)
+        self._snapshotter = Snapshotter(tracked, warm=2)
         self._writer = (
             Writer(worker, job=job, checkpoint_dir=Path(directory), on_written=post, on_failed=post)
             if directory
             else None
         )
         self._held: dict[str, Snapshot] = {}
+        self._writers: dict[str, tuple[str, ...]] = {}
+        self._warm = False
         self._due: tuple[str, Committed] | None = None
 
     def hear(self, event: CheckpointEvent) -> None:
@@ -82,6 +84,10 @@ class Saving:
 
     def begin(self, step: int) -> None:
         """The state before `step` is in place: take the checkpoint that is due."""
+        if not self._warm and step > 0 and (self._writer is not None or self._shared.generation > 0):
+            # from the first optimizer step on the state has its final size: touch the memory before it is needed
+            self._warm = True
+            self._snapshotter.prepare()
         if self._due is None or self._writer is None:
             return
         checkpoint, committed = self._due
@@ -130,14 +136,16 @@ class Saving:
         for older in [c for c in self._held if c != checkpoint]:
             self._drop(older)
         self._held[checkpoint] = snapshot
+        self._writers[checkpoint] = tuple(writers)
         chunks = range(chunk_count(snapshot.layout.total, self._writer.chunk_bytes))
-        self._writer.write(snapshot, checkpoint, assign([INDEX_NUMBER, *chunks], writers).get(self._worker, ()))
+        mine = assign([INDEX_NUMBER, *chunks], writers).get(self._worker, ())
+        self._writer.write(snapshot, checkpoint, mine, writers=writers)
 
     def _write_more(self, event: CheckpointRequested) -> None:
         snapshot = self._held.get(event.checkpoint)
         mine = event.reassigned.get(self._worker, ())
         if snapshot is not None and mine and self._writer is not None:
-            self._writer.write(snapshot, event.checkpoint, mine)
+            self._writer.write(snapshot, event.checkpoint, mine, writers=self._writers.get(event.checkpoint, ()))
 
     def _hand_out(self, done: Future[Snapshot], ledger: bytes) -> None:
         if done.exception() is not None:
@@ -148,5 +156,6 @@ class Saving:
 
     def _drop(self, checkpoint: str) -> None:
         snapshot = self._held.pop(checkpoint, None)
+        self._writers.pop(checkpoint, None)
         if snapshot is not None:
             snapshot.release()

@@ -26,6 +26,19 @@ def complete(flight: Flight) -> bool:
     return flight.step >= 0 and not missing(flight)
 
 
+def covered(flight: Flight, step: int) -> bool:
+    """True when the ledger has every step that this state has seen.
+
+    Should all workers be lost, a run goes on from this state: a step that is in its weights and not in the ledger could
+    never be proved to have been taken once.
+
+    Args:
+        flight: the checkpoint.
+        step: committed steps in the ledger.
+    """
+    return step >= flight.step
+
+
 def orphans(flight: Flight) -> tuple[int, ...]:
     """Return the numbers of missing files whose writer is gone."""
     return tuple(number for number in missing(flight) if flight.owners.get(number, "") in flight.gone)

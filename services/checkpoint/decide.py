@@ -21,7 +21,7 @@ from reknit.core.events import (
 from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
 from reknit.core.service import Decision, Out, Told
 
-from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, missing_in_words, orphans, reassign
+from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, covered, missing_in_words, orphans, reassign
 from .schedule import due
 from .view import JOB_STOPS, Flight, View, hear, see
 
@@ -101,7 +101,7 @@ def _next(view: View, now: float) -> tuple[tuple[Out, ...], tuple[object, ...], 
     fault = _fault(view, flight, now)
     if fault:
         return (*refusals, _failure(flight.checkpoint, fault, flight)), (), f"{flight.checkpoint} given up: {fault}"
-    if complete(flight):
+    if complete(flight) and covered(flight, view.ledger):
         return refusals, (_commit(view, flight),), f"{flight.checkpoint}: all files of step {flight.step} are there"
     if orphans(flight):
         parts = reassign(flight)
@@ -118,7 +118,7 @@ def _next(view: View, now: float) -> tuple[tuple[Out, ...], tuple[object, ...], 
 def _fault(view: View, flight: Flight, now: float) -> str:
     if flight.fault:
         return flight.fault
-    if complete(flight):
+    if complete(flight) and covered(flight, view.ledger):
         return ""
     if view.stopping and flight.step < 0 and flight.reason != JOB_STOPS and view.reached < flight.at_step:
         return f"the job stops before step {flight.at_step}"
@@ -126,7 +126,10 @@ def _fault(view: View, flight: Flight, now: float) -> str:
         return f"nobody who holds the copy is left; {missing_in_words(flight)}"
     patience = PATIENCE_AFTER_END if view.over else PATIENCE
     if now - flight.moved_at > patience:
-        return f"no file came for {patience:g} s; {missing_in_words(flight)}"
+        lack = missing_in_words(flight)
+        if complete(flight):
+            lack = f"all files are there, but the ledger ends at step {view.ledger} and the state is that of {flight.step}"
+        return f"nothing came for {patience:g} s; {lack}"
     return ""
 
 

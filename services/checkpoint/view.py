@@ -85,6 +85,7 @@ class View:
         members: worker -> incarnation in the newest world, in ring order.
         generation: of the newest world.
         step: committed steps, as far as the log tells; it comes in lots, some seconds late.
+        ledger: committed steps with a record in the ledger.
         beaten: committed steps, as far as the newest heartbeats of this generation tell.
         asked: checkpoints asked for in this run so far.
         mark: committed steps at the newest checkpoint that was asked for or restored.
@@ -108,6 +109,7 @@ class View:
     members: Mapping[str, int] = dataclasses.field(default_factory=dict)
     generation: int = 0
     step: int = 0
+    ledger: int = 0
     beaten: int = 0
     asked: int = 0
     mark: int = 0
@@ -159,7 +161,8 @@ def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # no
         case WorldChanged():
             return _world(view, event)
         case StepsCommitted() if view.spec is not None and event.run == view.spec.run:
-            return dataclasses.replace(view, step=max(view.step, event.last + 1))
+            step = max(view.step, event.last + 1)
+            return dataclasses.replace(view, step=step, ledger=max(view.ledger, event.last + 1))
         case CheckpointRestored() if view.spec is not None and event.run == view.spec.run:
             return _restored(view, event, now)
         case CheckpointRequested():
@@ -210,6 +213,7 @@ def _restored(view: View, event: CheckpointRestored, now: float) -> View:
     return dataclasses.replace(
         view,
         step=event.step,
+        ledger=event.step,
         beaten=event.step,
         mark=event.step,
         marked_at=now,

@@ -135,6 +135,7 @@ async def test_a_manifest_that_was_not_announced_is_announced(endpoint: Endpoint
     async with joined(endpoint) as bus:
         log = await begin(bus, root)
         await bus.publish(JOB, CheckpointRequested(checkpoint="r1-1", at_step=10))
+        await train(bus, 0, 9)
         written = files_of(root, 10, "r1-1")
         for w in written:
             await bus.publish(JOB, w)

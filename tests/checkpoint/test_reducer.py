@@ -75,7 +75,9 @@ class Service(Desk[View]):
         found = [wire.decode(action.draft, Manifest) for action in self.done if isinstance(action, Commit)]
         return [m for i, m in enumerate(found) if m not in found[:i]]
 
-    def write_all(self, checkpoint: str, step: int = 20, writers: str = "abc") -> None:
+    def write_all(self, checkpoint: str, step: int = 20, writers: str = "abc", *, ledger: bool = True) -> None:
+        if ledger and self.state.ledger < step:
+            self.publish(steps(self.state.ledger, step - 1))
         for worker, part in assign(file_numbers(4), writers).items():
             for chunk in part:
                 self.publish(written(checkpoint, chunk, worker, step, writers=writers))
@@ -381,7 +383,7 @@ def test_without_progress_it_is_given_up_and_says_what_is_missing() -> None:
     it.tick(PATIENCE - 1, every=1)
     assert it.failures() == []
     it.tick(2, every=1)
-    assert it.failures()[0].reason == ("no file came for 60 s; missing: the index of a; chunk 2 of b; chunk 3 of c")
+    assert it.failures()[0].reason == ("nothing came for 60 s; missing: the index of a; chunk 2 of b; chunk 3 of c")
 
 
 def test_slow_steps_are_no_failure() -> None:
@@ -396,6 +398,24 @@ def test_slow_steps_are_no_failure() -> None:
     it.publish(steps(21, 21))
     it.tick(PATIENCE + 5, every=5)
     assert "no worker has written anything" in it.failures()[0].reason
+
+
+def test_it_counts_only_once_the_ledger_has_all_its_steps() -> None:
+    it = service()
+    it.publish(steps(0, 15))
+    it.write_all("r1-1", 20, ledger=False)
+    it.tick(1)
+    assert it.commits() == []
+    it.publish(steps(16, 19))
+    assert [m.step for m in it.commits()] == [20]
+
+
+def test_a_ledger_that_never_comes_gives_it_up() -> None:
+    it = service()
+    it.publish(steps(0, 15))
+    it.write_all("r1-1", 20, ledger=False)
+    it.tick(PATIENCE + 2, every=1)
+    assert "the ledger ends at step 16 and the state is that of 20" in it.failures()[0].reason
 
 
 def test_a_paused_job_is_no_failure() -> None:

@@ -232,8 +232,9 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
         history.append(f"{event} {victim}: {here} {[(n, rings.workers[n].shared.step) for n in here]}")
         rings.world(here)
     rings.world(here)
-    if any(rings.workers[n].outcome for n in here):  # over before the last joiners came: the job tells them so
-        here = [n for n in here if rings.workers[n].shared.current]
+    over = [rings.workers[n].shared.generation for n in here if rings.workers[n].outcome]
+    if over:  # over before the last ones came (back): the job tells those so
+        here = [n for n in here if rings.workers[n].outcome or rings.workers[n].shared.generation == max(over)]
     got = set(rings.finish(here))
     wrong = [
         f"{w.name}: " + " | ".join(w.trail[: i + 1][-60:])

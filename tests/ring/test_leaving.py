@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.rings import PretendWorker, Rings, wait_until
 
 from reknit.core.events import WorkerLeaving
+from support.rings import PretendWorker, Rings, wait_until
 
 
 @pytest.fixture
