@@ -257,7 +257,7 @@ def test_the_manifest_is_asked_for_when_the_last_file_is_there_and_says_all() ->
     for chunk, worker in [(3, "c"), (2, "b"), (-1, "a"), (1, "a")]:
         it.publish(written("r1-1", chunk, worker, 60))
         assert it.commits() == []
-    it.publish(written("r1-1", 0, "a", 60))
+    it.publish(written("r1-1", 0, "a", 60), steps(20, 59))
     (manifest,) = it.commits()
     assert [c.file for c in manifest.chunks] == [
         "chunk-00000-a.safetensors",
