@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.events import Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
+from reknit.core.events import AgentLeft, Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
 from reknit.core.service import Decision, Disconnected, Out, Tick, Told
 
 from .cut import CHECK_WAIT, RELINK, removable
 from .formation import JOIN_WINDOW, enough
-from .hearing import awake, disconnected, hear, is_silent, notice
+from .hearing import awake, disconnected, hear, is_silent, node_is_gone, notice
 from .outcome import outcome
 from .proposal import finished, joiners, propose
-from .record import read
+from .record import LOST, read
 from .verdict import Verdict, judge
-from .view import Check, Life, Record, Sight, View
+from .view import Check, Life, Node, Record, Sight, View
 
 DRAIN = 0.002
 """Seconds from an event to the decision: what was caused by the same fault comes within it."""
@@ -27,6 +27,8 @@ ASK_AGAIN = 2.0
 """Seconds after which a publication that did not come back from the log is asked for again."""
 RING_DIAL = 0.02
 """Seconds from a report of a broken link until its peer is dialled, if nothing has explained it by then."""
+LOST_AFTER = 60.0
+"""Seconds of an agent's silence after which its node, if none of its processes lives, is said to have left."""
 DIAL_AGAIN = 1.0
 """Seconds between two checks of the same worker."""
 
@@ -43,17 +45,17 @@ class Dial:
 
 def decide(view: View, told: Told) -> Decision[View]:
     """Take one input."""
+    what = told.event
+    if isinstance(what, WorkerPulse | NodePulse):
+        return Decision(dataclasses.replace(view, sight=hear(view.record, view.sight, what, told.now)))
     sight = awake(view.sight, told.now)
     view = dataclasses.replace(view, sight=sight)
-    what = told.event
     if isinstance(what, Tick):
         return _conclude(view, told.now)
     if isinstance(what, Disconnected):
         sight, lives = disconnected(view.record, sight, what.client_id, what.name, told.now)
         view, dials = _dial(dataclasses.replace(view, sight=sight), lives, told.now, urgent=True)
         return Decision(view, do=dials, wake=DRAIN if lives else None)
-    if isinstance(what, WorkerPulse | NodePulse):
-        return Decision(dataclasses.replace(view, sight=hear(view.record, sight, what, told.now)))
     return _absorb(view, what, told)
 
 
@@ -77,6 +79,7 @@ def _conclude(view: View, now: float) -> Decision[View]:
     verdict = judge(record, view.sight, now)
     view = dataclasses.replace(view, sight=_clocks(record, view.sight, verdict, now))
     outs = [_refusal(view, life, why) for life, why in record.refusals.items() if life not in record.refused]
+    outs += [_lost(view, node) for node in _lost_nodes(record, view.sight, now)]
     reason = ""
     alive = [m for m in record.members if m.worker not in verdict.gone]
     end = outcome(record, view.sight, alive, now)
@@ -103,6 +106,22 @@ def _world_out(view: View, world: WorldChanged) -> Out:
 def _refusal(view: View, life: Life, why: str) -> Out:
     event = WorkerRefused(worker=life[0], incarnation=life[1], reason=why)
     return Out(event, id=f"refused/{view.job}/{life[0]}/{life[1]}")
+
+
+def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:
+    """Nodes whose agents cannot say any more that they left: silent for long, with no process that lives."""
+    living = {w.node for w in record.workers.values() if w.life not in record.endings}
+    living |= {s.node for s in record.started.values() if record.ending(s) is None}
+    return [
+        node
+        for node in record.nodes.values()
+        if not node.left and node.node not in living and node_is_gone(sight, node.node, now, at_least=LOST_AFTER)
+    ]
+
+
+def _lost(view: View, node: Node) -> Out:
+    # The sequence of its arrival makes the id: said once for each time it was there, whoever says it.
+    return Out(AgentLeft(node=node.node, reason=LOST), id=f"lost/{view.job}/{node.node}/{node.seq}")
 
 
 def _ask(view: View, outs: list[Out], now: float, reason: str) -> Decision[View]:

@@ -94,11 +94,14 @@ def awaiting(spec: JobSubmitted, members: Collection[Member]) -> str:
     return f"{missing} more node{'s' if missing > 1 else ''} with a worker (at least {spec.min_nodes}; {there})"
 
 
-def targets(record: Record, unusable: Collection[str]) -> dict[str, int]:
-    """Node -> workers its agent shall keep: spread evenly over the nodes; empty when the job was never scaled."""
+def targets(record: Record) -> dict[str, int]:
+    """Node -> workers its agent shall keep: spread evenly over the nodes; empty when the job was never scaled.
+
+    From the record alone: two services must not disagree about it, else they would contradict each other for ever.
+    """
     if record.scaled is None or record.spec is None:
         return {}
-    there = [n.node for n in record.nodes.values() if not n.left and not n.draining and n.node not in unusable]
+    there = [n.node for n in record.nodes.values() if not n.left and not n.draining]
     if not there:
         return {}
     base, extra = divmod(record.scaled + record.spec.spares, len(there))

@@ -7,8 +7,10 @@ this process itself did not run for a while, so everything is late (`hear` start
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from reknit.core.events import (
+    AgentJoined,
     AgentLeft,
     DrainAsked,
     Event,
@@ -40,9 +42,13 @@ NEW_MEMBER = Window(0.0, expected=1.0)
 
 def awake(sight: Sight, now: float) -> Sight:
     """Note that an input came; after a gap of our own all windows begin anew."""
-    if sight.last and now - sight.last > GAP:
+    if _was_away(sight, now):
         return dataclasses.replace(sight, last=now, heard=now, streams=_anchored(sight, now))
     return dataclasses.replace(sight, last=now)
+
+
+def _was_away(sight: Sight, now: float) -> bool:
+    return sight.last > 0 and now - sight.last > GAP
 
 
 def is_deaf(sight: Sight, now: float) -> bool:
@@ -51,34 +57,37 @@ def is_deaf(sight: Sight, now: float) -> bool:
 
 
 def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: float) -> Sight:
-    """Fold one heartbeat in."""
-    if is_deaf(sight, now):  # hearing again: those that are still on their way back get the time to come
-        sight = dataclasses.replace(sight, streams=_anchored(sight, now))
-    sight = dataclasses.replace(sight, heard=now)
+    """Fold one heartbeat in; the most frequent input by far, so each mapping is copied once at most."""
+    # Hearing again after a silence of all: those that are still on their way back get the time to come.
+    anew = is_deaf(sight, now) or _was_away(sight, now)
+    streams = _anchored(sight, now) if anew else sight.streams
+    pulses, working, disconnected = sight.pulses, sight.working, sight.disconnected
+    key = ""
     if isinstance(pulse, NodePulse):
-        return _heard_from(sight, node_key(pulse.node), now)
-    known = record.workers.get(pulse.worker)
-    if known is None or known.incarnation != pulse.incarnation:
-        return sight  # not in yet, or the last words of an earlier life
-    before = sight.working.get(pulse.worker)
-    busy = pulse.phase in ("compute", "user")
-    same = before is not None and before[:2] == (pulse.incarnation, pulse.step)
-    since = before[2] if before is not None and same else now - pulse.in_phase
-    working = dict(sight.working)
-    working.pop(pulse.worker, None)
-    if busy:
-        working[pulse.worker] = (pulse.incarnation, pulse.step, since)
-    sight = dataclasses.replace(sight, working=working, pulses=put(sight.pulses, pulse.worker, pulse))
-    return _heard_from(sight, pulse.worker, now)
-
-
-def _heard_from(sight: Sight, key: str, now: float) -> Sight:
-    window = sight.streams.get(key)
-    streams = put(sight.streams, key, window.heard(now) if window else Window(now))
-    disconnected = sight.disconnected
+        key = node_key(pulse.node)
+    elif (known := record.workers.get(pulse.worker)) is not None and known.incarnation == pulse.incarnation:
+        key = pulse.worker  # else it is not in yet, or these are the last words of an earlier life
+        pulses, working = put(pulses, key, pulse), _working(working, pulse, now)
+    if key:
+        window = streams.get(key)
+        streams = put(streams, key, window.heard(now) if window else Window(now, spoke=now))
     if key in disconnected:
         disconnected = {k: at for k, at in disconnected.items() if k != key}
-    return dataclasses.replace(sight, streams=streams, disconnected=disconnected)
+    return dataclasses.replace(
+        sight, last=now, heard=now, streams=streams, pulses=pulses, working=working, disconnected=disconnected
+    )
+
+
+def _working(
+    working: Mapping[str, tuple[int, int, float]], pulse: WorkerPulse, now: float
+) -> Mapping[str, tuple[int, int, float]]:
+    """Since when each worker computes the step that it is on."""
+    before = working.get(pulse.worker)
+    if pulse.phase not in ("compute", "user"):
+        return {k: v for k, v in working.items() if k != pulse.worker} if before else working
+    if before is not None and before[:2] == (pulse.incarnation, pulse.step):
+        return working
+    return put(working, pulse.worker, (pulse.incarnation, pulse.step, now - pulse.in_phase))
 
 
 def _anchored(sight: Sight, now: float) -> dict[str, Window]:
@@ -99,6 +108,10 @@ def notice(record: Record, sight: Sight, event: Event, now: float, trace: str) -
         sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("frozen", event.worker), now))
     elif isinstance(event, WorkerUnreachable):
         sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("unreachable", event.worker), now))
+    elif isinstance(event, AgentJoined):  # a new agent; what was said of the one before does not count
+        key = node_key(event.node)
+        gone = {k: at for k, at in sight.disconnected.items() if k != key}
+        sight = dataclasses.replace(sight, disconnected=gone, streams=put(sight.streams, key, NEW_MEMBER.anchored(now)))
     if trace and not sight.trace and _opens(record, event):
         return dataclasses.replace(sight, trace=trace)
     return sight
@@ -110,7 +123,7 @@ def _opens(record: Record, event: Event) -> bool:
         case RingBroken():
             return event in record.breaks
         case WorkerExited() | WorkerFailed() | WorkerLeaving() | WorkerStuck() | WorkerUnreachable():
-            return (event.worker, event.incarnation) in {(m.worker, m.incarnation) for m in record.members}
+            return (event.worker, event.incarnation) in record.lives
         case WorkerRegistered() | AgentLeft() | JobScaled() | DrainAsked() | JobStopAsked():
             return True
         case _:
@@ -178,9 +191,13 @@ def is_slow(sight: Sight, key: str, now: float) -> bool:
     return phi_of(sight, key, now) >= SLOW
 
 
-def node_is_gone(sight: Sight, node: str, now: float) -> bool:
-    """True if the node's agent is disconnected or silent."""
-    return node_key(node) in sight.disconnected or is_silent(sight, node_key(node), now)
+def node_is_gone(sight: Sight, node: str, now: float, *, at_least: float = 0.0) -> bool:
+    """True if the node's agent is disconnected or silent, for at least so many seconds."""
+    key = node_key(node)
+    since = sight.disconnected.get(key)
+    if since is not None and now - since >= at_least:
+        return True
+    return is_silent(sight, key, now) and sight.streams[key].silence(now) >= at_least
 
 
 def spoke_since(record: Record, sight: Sight, worker: str, at: float) -> bool:
@@ -191,5 +208,5 @@ def spoke_since(record: Record, sight: Sight, worker: str, at: float) -> bool:
         and pulse is not None
         and known is not None
         and pulse.incarnation == known.incarnation
-        and window.last > at
+        and window.spoke > at
     )

@@ -68,6 +68,10 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
         detail = f"its agent started it anew (pid {event.pid})"
         record = end(record, known.life, Ending("died", observe("join", event.worker, event.node, detail), known.node))
     started = Started(event.worker, event.incarnation, event.node)
+    node = record.nodes.get(event.node)
+    if node is not None and node.lost:  # it was only cut off
+        node = dataclasses.replace(node, left=False, lost=False)
+        record = dataclasses.replace(record, nodes=put(record.nodes, node.node, node))
     return dataclasses.replace(
         record, started=put(record.started, event.worker, started), drains=record.drains - {event.worker}
     )

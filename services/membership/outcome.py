@@ -125,7 +125,7 @@ def _latest(record: Record) -> Sequence[Failure]:
 
 def _given_up(record: Record) -> tuple[Sequence[Failure], str]:
     """Every agent has left, and not one of them because its workers were asked to leave."""
-    left = bool(record.nodes) and all(node.left for node in record.nodes.values())
+    left = bool(record.nodes) and all(node.left and not node.lost for node in record.nodes.values())
     endings = [record.ending(started) for started in record.started.values()]
     if record.stop is not None or not left or not all(e and e.how in ("died", "evicted") for e in endings):
         return (), ""

@@ -30,19 +30,21 @@ class Window:
     """Receive times of one sender.
 
     Attributes:
-        last: when it was heard last, seconds, own monotonic clock.
+        last: since when it is silent, seconds, own monotonic clock: its last heartbeat, or a later anchoring.
         intervals: the newest `SIZE` intervals, seconds.
         expected: mean interval assumed until there are some of its own.
+        spoke: when it was really heard last; minus infinity if never.
     """
 
     last: float
     intervals: tuple[float, ...] = ()
     expected: float = 0.25
+    spoke: float = -math.inf
 
     def heard(self, now: float) -> Window:
         """Return the window with one more heartbeat; one long gap must not make it deaf for the next one."""
         interval = min(max(0.0, now - self.last), 4 * self.expected)
-        return Window(now, (*self.intervals, interval)[-SIZE:], self.expected)
+        return Window(now, (*self.intervals, interval)[-SIZE:], self.expected, now)
 
     def anchored(self, now: float) -> Window:
         """Return the window as if heard now, without learning the gap (the listener was away, not the sender)."""

@@ -15,11 +15,10 @@ from reknit.core.events import Evidence, Member, WorldChanged
 from . import words
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
-from .formation import booting, joins_due, may_begin, members_without, status_of, targets
-from .hearing import node_is_gone
+from .formation import QUIET_AFTER_WORLD, booting, joins_due, may_begin, members_without, status_of, targets
 from .ring_order import first_order, route_round
 from .verdict import Verdict
-from .view import Record, Sight, View, Worker
+from .view import Record, View, Worker
 
 BOOT = 60.0
 """Seconds that processes which were started may take to come up; before, that they are not there yet is no news."""
@@ -37,12 +36,12 @@ def propose(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
     staying = [m for m in record.members if m.worker not in verdict.gone]
     waiting = joiners(record)
     if staying and record.knit:
-        return _next(view, verdict, staying, waiting, now)
+        return _next(view, verdict, waiting, now)
     if record.completed() or record.stop is not None:
         return None  # the run only ends
     there = [*(record.workers[m.worker] for m in staying), *waiting]
     if may_begin(record, sight, there, now):
-        return _first(view, verdict, there, now)
+        return _first(view, verdict, there)
     return _announce(view, verdict, there, now)
 
 
@@ -53,15 +52,14 @@ def joiners(record: Record) -> tuple[Worker, ...]:
     return tuple(w for w in record.waiting() if not record.is_leaving(w.member("active")))
 
 
-def _next(
-    view: View, verdict: Verdict, staying: Sequence[Member], waiting: Sequence[Worker], now: float
-) -> WorldChanged | None:
+def _next(view: View, verdict: Verdict, waiting: Sequence[Worker], now: float) -> WorldChanged | None:
     """A world that follows while a ring exists."""
     record, sight = view.record, view.sight
     assert record.world is not None
     relink = relink_due(record, sight, verdict, now)
-    wanted = _targets(record, sight, staying, now)
-    scale = wanted != record.world.targets and not record.completed()
+    wanted = targets(record)
+    quiet = now - sight.world_at >= QUIET_AFTER_WORLD
+    scale = wanted != record.world.targets and quiet and not record.completed()
     promote = not removable(record, verdict) and members_without(record, (), joiners=()) != record.members
     join = bool(waiting) and joins_due(sight, now)
     if not (relink or scale or promote or join or gone_due(record, sight, verdict, now)):
@@ -77,7 +75,7 @@ def _next(
     if scale:
         clauses.append(f"scaled to {words.count(record.scaled or 0, 'worker')}")
     clauses += words.why_promoted(record.members, members) + words.why_joined(waiting, members)
-    return _world(view, verdict, members, clauses, evidence=evidence, targets_=wanted)
+    return _world(view, verdict, members, clauses, evidence=evidence, wanted=wanted)
 
 
 def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
@@ -87,14 +85,14 @@ def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
     return {**record.links, (low, high): record.links.get((low, high), 0) + 1}
 
 
-def _first(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged:
+def _first(view: View, verdict: Verdict, there: Sequence[Worker]) -> WorldChanged:
     """The world in which a ring begins."""
     record = view.record
     members = first_order(there, record.most_active)
     expected = record.most_active + (record.spec.spares if record.spec else 0)
     begins = "the ring begins again" if record.began else "the ring begins"
     clauses = [*words.why_gone(record, verdict), f"{begins}: {len(there)} of {expected} workers registered"]
-    return _world(view, verdict, members, clauses, targets_=_targets(record, view.sight, members, now))
+    return _world(view, verdict, members, clauses, wanted=targets(record))
 
 
 def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged | None:
@@ -143,15 +141,15 @@ def _world(
     clauses: Sequence[str],
     *,
     evidence: Sequence[Evidence] = (),
-    targets_: Mapping[str, int] | None = None,
+    wanted: Mapping[str, int] | None = None,
     paused: bool = False,
 ) -> WorldChanged:
-    """Make the event; `clauses` say what happened, the outlook is added; without `targets_` the last ones stay."""
+    """Make the event; `clauses` say what happened, the outlook is added; without `wanted` the last targets stay."""
     record = view.record
     status, awaiting = status_of(record, members)
     if paused and status == "running":  # enough are there, but others are still expected
         status, awaiting = "paused", "the last call for more workers to end"
-    before = {(m.worker, m.incarnation) for m in record.members}
+    before = record.lives
     after = {(m.worker, m.incarnation) for m in members}
     added = tuple(m.worker for m in members if (m.worker, m.incarnation) not in before)
     dead = [e for about in verdict.dead.values() for e in about]
@@ -169,13 +167,6 @@ def _world(
         added=added,
         awaiting=awaiting,
         leaving=tuple(m.worker for m in members if record.is_leaving(m)),
-        targets=dict(last if targets_ is None else targets_),
+        targets=dict(last if wanted is None else wanted),
         restarts=record.restarts,
     )
-
-
-def _targets(record: Record, sight: Sight, staying: Sequence[Member], now: float) -> dict[str, int]:
-    """Targets per node; a node whose agent is gone gets none unless its workers live on."""
-    held = {m.node for m in staying}
-    unusable = [n for n in record.nodes if n not in held and node_is_gone(sight, n, now)]
-    return targets(record, unusable)

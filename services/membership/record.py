@@ -31,6 +31,9 @@ from .evidence import observe
 from .lives import end, put
 from .view import Ending, Life, Node, Record
 
+LOST = "its agent is gone and none of its processes lives"
+"""Reason of a `node.left` that membership says for an agent that cannot."""
+
 
 def read(record: Record, event: Event, seq: int) -> Record:
     """Return the record after one event of the job's log."""
@@ -79,13 +82,15 @@ def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
     if event.run != record.run:
         return record
     node = Node(event.node, event.nproc, event.client_id, seq)
-    return dataclasses.replace(record, nodes=put(record.nodes, event.node, node))
+    started = {name: s for name, s in record.started.items() if s.node != event.node}  # a new agent starts anew
+    return dataclasses.replace(record, nodes=put(record.nodes, event.node, node), started=started)
 
 
 def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
     node = record.nodes.get(event.node)
     if node is not None:
-        record = dataclasses.replace(record, nodes=put(record.nodes, event.node, dataclasses.replace(node, left=True)))
+        left = dataclasses.replace(node, left=True, lost=event.reason == LOST)
+        record = dataclasses.replace(record, nodes=put(record.nodes, event.node, left))
     detail = f"agent of {event.node} left" + (f": {event.reason}" if event.reason else "")
     going: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
     going += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
@@ -100,7 +105,7 @@ def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
 
 
 def _broken(record: Record, event: RingBroken, _seq: int) -> Record:
-    now = {(m.worker, m.incarnation) for m in record.members}
+    now = record.lives
     names = {m.worker for m in record.members}
     if event.generation != record.generation or (event.worker, event.incarnation) not in now:
         return record
@@ -155,7 +160,7 @@ def _world(record: Record, event: WorldChanged, seq: int) -> Record:
 
 def _count_break(record: Record, event: WorldChanged) -> Record:
     """Count a relink of unchanged members, and the link that made it necessary."""
-    same = {(m.worker, m.incarnation) for m in record.members} == {(m.worker, m.incarnation) for m in event.members}
+    same = record.lives == {(m.worker, m.incarnation) for m in event.members}
     if not same or not record.breaks:
         return dataclasses.replace(record, relinks=0)
     first = record.breaks[0]

@@ -85,6 +85,8 @@ class Node:
     client_id: int = 0
     seq: int = 0
     left: bool = False
+    lost: bool = False
+    """Left, but not by its own word: its agent was found gone."""
     draining: bool = False
 
 
@@ -191,9 +193,10 @@ class Record:
         """How this life of a worker ended, None while it goes on."""
         return self.endings.get((member.worker, member.incarnation))
 
-    def is_member(self, worker: Worker) -> bool:
-        """True if this life is in the newest world."""
-        return any(m.worker == worker.worker and m.incarnation == worker.incarnation for m in self.members)
+    @property
+    def lives(self) -> frozenset[Life]:
+        """Lives of the members."""
+        return frozenset((m.worker, m.incarnation) for m in self.members)
 
     def is_leaving(self, member: Member) -> bool:
         """True if the worker, or its node, was asked to leave."""
@@ -208,7 +211,8 @@ class Record:
 
     def waiting(self) -> tuple[Worker, ...]:
         """Workers that registered and are not in the world, in order of arrival."""
-        out = [w for w in self.workers.values() if w.life not in self.endings and not self.is_member(w)]
+        inside = self.lives
+        out = [w for w in self.workers.values() if w.life not in self.endings and w.life not in inside]
         return tuple(sorted(out, key=lambda w: (w.seq, w.worker)))
 
 

@@ -82,6 +82,16 @@ def test_after_the_outage_a_frozen_worker_is_found_as_ever() -> None:
     assert town.until(lambda: "b-0" not in town.members) < 2.0
 
 
+def test_a_worker_frozen_in_the_outage_is_found_after_it() -> None:
+    town = town_of_four()
+    town.muted = True
+    town.bodies["b-0"].beats = False
+    town.later(0.5, lambda: town.say(WorkerStuck(worker="b-0", incarnation=1, node="b", state="T stopped")) and None)
+    town.run(5.0)
+    town.muted = False
+    assert town.until(lambda: "b-0" not in town.members) < 2.5
+
+
 def test_a_pause_of_our_own_process_evicts_nobody() -> None:
     """Stopped for 20 s and resumed: the first thing it sees is a clock far ahead of everybody's last heartbeat."""
     town = town_of_four()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reknit.core.events import AgentLeft
 from support.town import TERMS, Town
 
 
@@ -228,3 +229,32 @@ def test_members_carry_what_peers_need() -> None:
         1,
     )
     assert town.world.decided_by == "m0"
+
+
+def test_a_node_whose_agent_was_killed_is_said_to_have_left_and_gets_no_target() -> None:
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    town.scale(4)
+    town.run(1.0)
+    assert town.world.targets == {"a": 2, "b": 2}
+    town.nodes["b"] = False
+    town.kill("b-0", silent=True)
+    town.disconnect(town.bodies["b-0"].client_id)
+    town.disconnect(0, "agent/b")
+    town.run(50.0)
+    assert town.world.targets == {"a": 2, "b": 2}, "it may come back"
+    town.run(15.0)
+    assert town.world.targets == {"a": 4}
+    left = [e for _, e, _ in town.log if isinstance(e, AgentLeft)]
+    assert [e.node for e in left] == ["b"]
+    town.node("b")
+    town.run(1.0)
+    assert town.world.targets == {"a": 2, "b": 2}
+
+
+def test_a_living_agent_without_workers_is_no_lost_node() -> None:
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    town.kill("b-0")
+    town.run(100.0)
+    assert not [e for _, e, _ in town.log if isinstance(e, AgentLeft)]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from reknit.core.events import JobFinished, WorkerStuck, WorldChanged
@@ -48,6 +48,15 @@ ACTIONS = st.lists(
     ),
     min_size=1,
     max_size=30,
+)
+
+
+# No explaining of failures: it traces every line and takes minutes.
+FEW = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 
 
@@ -129,49 +138,74 @@ class History:
             self.act_on(action, name)
 
     def act_on(self, action: str, name: str) -> None:
-        town, members = self.town, self.town.members if self.town.worlds else []
-        if action == "kill":
-            self.lose(name)
-            town.kill(name)
-        elif action == "kill-silently":
-            self.lose(name)
-            town.kill(name, silent=True)
-            town.disconnect(town.bodies[name].client_id)
-        elif action == "kill-node":
-            town.nodes[name[0]] = False
-            for other in [n for n in NAMES if n[0] == name[0] and self.is_alive(n)]:
-                self.lose(other)
-                town.kill(other, silent=True)
-                town.later(0.003, lambda c=town.bodies[other].client_id: town.disconnect(c))
-        elif action == "freeze":
-            self.lose(name)
-            body = town.bodies[name]
-            body.beats = False
-            stuck = WorkerStuck(worker=name, incarnation=body.incarnation, node=body.node, state="T stopped")
-            town.later(0.5, lambda: town.say(stuck) and None)
-        elif action in ("break", "break-round") and name in members and len(members) > 1:
-            ring = [m for m in members if self.is_alive(m)]
-            if action == "break":
-                ring = [name]
-            for one in ring:
-                if one in members and self.is_alive(one):
-                    town.broken(one, members[(members.index(one) + 1) % len(members)])
-        elif action == "disconnect":
-            town.disconnect(town.bodies[name].client_id)
-        elif action == "leave":
-            town.leaving(name)
-        elif action == "idle":
-            self.lose(name)
-            town.leaving(name)
-            town.idle(name)
-            town.bodies[name].beats = False
-        elif action == "node-leaves":
-            for other in [n for n in NAMES if n[0] == name[0] and self.is_alive(n)]:
-                self.lose(other)
-                town.exited(other, code=0, expected=True)
-            town.node_left(name[0])
-        elif action == "stale-news":
-            town.broken(name, NAMES[0], generation=max(0, town.houses[0].view.record.generation - 1))
+        {
+            "kill": self.kill,
+            "kill-silently": self.kill_silently,
+            "kill-node": self.kill_node,
+            "freeze": self.freeze,
+            "break": self.break_one,
+            "break-round": self.break_round,
+            "disconnect": lambda name: self.town.disconnect(self.town.bodies[name].client_id),
+            "leave": self.town.leaving,
+            "idle": self.idle,
+            "node-leaves": self.node_leaves,
+            "stale-news": self.stale_news,
+        }[action](name)
+
+    def kill(self, name: str) -> None:
+        self.lose(name)
+        self.town.kill(name)
+
+    def kill_silently(self, name: str) -> None:
+        self.lose(name)
+        self.town.kill(name, silent=True)
+        self.town.disconnect(self.town.bodies[name].client_id)
+
+    def on_node(self, node: str) -> list[str]:
+        return [n for n in NAMES if n[0] == node and self.is_alive(n)]
+
+    def kill_node(self, name: str) -> None:
+        self.town.nodes[name[0]] = False
+        for other in self.on_node(name[0]):
+            self.lose(other)
+            self.town.kill(other, silent=True)
+            self.town.later(0.003, lambda c=self.town.bodies[other].client_id: self.town.disconnect(c))
+
+    def freeze(self, name: str) -> None:
+        self.lose(name)
+        body = self.town.bodies[name]
+        body.beats = False
+        stuck = WorkerStuck(worker=name, incarnation=body.incarnation, node=body.node, state="T stopped")
+        self.town.later(0.5, lambda: self.town.say(stuck) and None)
+
+    def members(self) -> list[str]:
+        return self.town.members if self.town.worlds else []
+
+    def break_one(self, name: str) -> None:
+        members = self.members()
+        if name in members and len(members) > 1:
+            self.town.broken(name, members[(members.index(name) + 1) % len(members)])
+
+    def break_round(self, _name: str) -> None:
+        for member in self.members():
+            if self.is_alive(member):
+                self.break_one(member)
+
+    def idle(self, name: str) -> None:
+        self.lose(name)
+        self.town.leaving(name)
+        self.town.idle(name)
+        self.town.bodies[name].beats = False
+
+    def node_leaves(self, name: str) -> None:
+        for other in self.on_node(name[0]):
+            self.lose(other)
+            self.town.exited(other, code=0, expected=True)
+        self.town.node_left(name[0])
+
+    def stale_news(self, name: str) -> None:
+        generation = self.town.houses[0].view.record.generation
+        self.town.broken(name, NAMES[0], generation=max(0, generation - 1))
 
     def outage(self, seconds: float) -> None:
         self.town.muted = True
@@ -217,7 +251,7 @@ def check(history: History) -> None:
 
 
 @pytest.mark.parametrize("houses", [1, 2])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(FEW)
 @given(actions=ACTIONS, min_nodes=st.integers(1, 3), max_nodes=st.integers(1, 4), spares=st.integers(0, 2))
 def test_whatever_happens(
     houses: int, actions: list[tuple[str, int, float]], min_nodes: int, max_nodes: int, spares: int
@@ -235,7 +269,8 @@ def test_whatever_happens(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(900)
+@settings(FEW, max_examples=1000)
 @given(
     houses=st.integers(1, 3),
     actions=ACTIONS,

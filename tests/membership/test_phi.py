@@ -53,6 +53,7 @@ def test_anchoring_forgives_the_silence_and_learns_nothing_from_it() -> None:
     assert window.phi(later) == MOST
     assert window.anchored(later).phi(later) < 1
     assert window.anchored(later).intervals == window.intervals
+    assert window.anchored(later).spoke == window.last, "an anchoring is no sign of life"
 
 
 def test_a_sender_never_heard_again_is_judged_by_what_is_expected() -> None:
