@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 from reknit.cli import output
@@ -26,9 +27,9 @@ def run(source: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_json_holds_what_json_can_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    output.document({"a": float("nan"), "b": [float("inf"), 1.5, (1,)], "ü": None})
+    output.document({"a": float("nan"), "b": [float("inf"), 1.5, (1,)], "ü": None, "n": [np.bool_(True), np.int64(3)]})
     shown = capsys.readouterr().out
-    assert json.loads(shown) == {"a": "nan", "b": ["inf", 1.5, [1]], "ü": None}
+    assert json.loads(shown) == {"a": "nan", "b": ["inf", 1.5, [1]], "ü": None, "n": [True, 3]}
     assert "ü" in shown
 
 

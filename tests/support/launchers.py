@@ -21,9 +21,9 @@ REKNIT = [sys.executable, "-m", "reknit.cli"]
 class Command:
     """One command that runs, its output collected as it comes."""
 
-    def __init__(self, place: Place, args: tuple[str, ...], env: dict[str, str], stdout: int) -> None:
+    def __init__(self, place: Place, argv: list[str], env: dict[str, str], stdout: int) -> None:
         self.process = subprocess.Popen(
-            [*REKNIT, *args],
+            argv,
             cwd=place.folder,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -97,8 +97,14 @@ class Place:
         """Let scripts end that wait for this file."""
         (self.folder / gate).touch()
 
-    def start(self, *args: str, env: dict[str, str] | None = None, stdout: int = subprocess.PIPE) -> Command:
-        command = Command(self, args, self.env if env is None else env, stdout)
+    def start(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        stdout: int = subprocess.PIPE,
+        wrap: tuple[str, ...] = (),
+    ) -> Command:
+        command = Command(self, [*wrap, *REKNIT, *args], self.env if env is None else env, stdout)
         self.commands.append(command)
         return command
 
@@ -114,11 +120,12 @@ class Place:
     def processes(self) -> dict[int, str]:
         """All living processes that were started with this home: pid -> command line."""
         found = {}
-        mark = f"REKNIT_HOME={self.home}".encode()
+        marks = {f"REKNIT_HOME={self.home}{suffix}".encode() for suffix in ("", "-b")}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0") and state_of(int(entry.name)) != "Z":
+                    environ = set((entry / "environ").read_bytes().split(b"\0"))
+                    if marks & environ and state_of(int(entry.name)) != "Z":
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 

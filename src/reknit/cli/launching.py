@@ -67,7 +67,7 @@ class Launch:
         self._bus: Bus | None = None
         self._status = Status(order.job)
         self._failures = Failures()
-        self._left = False
+        self._farewell: AgentLeft | None = None
         self._live = False
         self._submitted = False
         self._over = asyncio.Event()
@@ -222,7 +222,7 @@ class Launch:
             return True
         deadline = time.monotonic() + 1.0
         while code > 0 and time.monotonic() < deadline:
-            if self._left or self._status.finished is not None:
+            if self._farewell is not None or self._status.finished is not None:
                 return True  # it has said its farewell, or the job is over
             await asyncio.sleep(0.02)
         return False
@@ -293,9 +293,12 @@ class Launch:
         if self._signals:
             return JobFinished(outcome="stopped", reason=signal.Signals(self._signals[0]).name, **words)  # type: ignore[arg-type]
         if code == 0 and not self._fatal:
-            if self._status.terms is None or self._status.committed >= self._status.steps > 0:
+            ends = [worker.exit for worker in self._status.workers.values()]
+            clean = bool(ends) and all(end is not None and end.code == 0 for end in ends)
+            if clean and (self._status.terms is None or self._status.committed >= self._status.steps):
                 return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
-            return JobFinished(outcome="stopped", reason="its last node has left", **words)  # type: ignore[arg-type]
+            why = f": {self._farewell.reason}" if self._farewell is not None else ""
+            return JobFinished(outcome="stopped", reason=f"its last node has left{why}", **words)  # type: ignore[arg-type]
         reason = self._fatal or (f"{root.worker}: {root.what}" if root else f"the agent ended with exit code {code}")
         return JobFinished(outcome="failed", reason=reason, root_worker=root.worker if root else "", **words)  # type: ignore[arg-type]
 
@@ -383,7 +386,7 @@ class Launch:
         if not self._live:
             return  # what was before us
         if isinstance(event, AgentLeft) and event.node == self._node:
-            self._left = True
+            self._farewell = event
         line = line_of(event)
         if line is not None:
             self._screen.note(*line)

@@ -93,7 +93,12 @@ def line(value: Any) -> None:
 
 def plain(value: Any) -> Any:
     """Turn structs into plain values that JSON can hold (NaN and infinities become text)."""
-    return _finite(msgspec.to_builtins(value, str_keys=True))
+    return _finite(msgspec.to_builtins(value, str_keys=True, enc_hook=_scalar))
+
+
+def _scalar(value: Any) -> Any:
+    """A number of numpy's, or a path, as a plain value."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _finite(value: Any) -> Any:

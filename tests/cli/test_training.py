@@ -1,0 +1,155 @@
+"""Verbs that act on and look at a job that really trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from support.agents import until
+from support.launchers import Command, Place
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Slow steps until the gate is there, then as fast as it can.
+TINY = """
+import pathlib, sys, time
+import torch
+from torch.utils.data import TensorDataset
+import reknit
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+gate = pathlib.Path(sys.argv[1])
+with reknit.join() as ring:
+    ring.track(model=model, optimizer=optimizer)
+    for step in ring.steps(data, micro_batch=4, slots=4, epochs=int(sys.argv[2]), seed=0):
+        for x, y in step:
+            step.backward(torch.nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        if not gate.exists():
+            time.sleep(0.05)
+print("trained", flush=True)
+"""
+
+
+@pytest.fixture
+def training(place: Place) -> Command:
+    script = place.script("tiny.py", TINY)
+    run = place.start("run", "--job", "t", "--node", "n", "--nproc-per-node", "2", str(script), "gate", "500")
+    run.until("loss ")
+    return run
+
+
+def members(place: Place) -> list[str]:
+    return sorted(m["worker"] for m in place.json("world", "--job", "t")["members"])
+
+
+def test_scale_drain_and_stop_a_job_that_runs(place: Place, training: Command) -> None:
+    status = place.json("status", "--job", "t")
+    assert status["state"] == "running"
+    assert status["progress"]["steps"] == 2000
+    assert {w["state"] for w in status["workers"]} == {"active"}
+
+    place.call("scale", "3", "--job", "t")
+    until(lambda: members(place) == ["n-0", "n-1", "n-2"], "three workers", 90.0)
+    refused = place.call("drain", "n-7", "--job", "t", code=2)
+    assert "there are: n, n-0, n-1, n-2" in refused.shown
+    place.call("drain", "n-1", "--job", "t")
+    until(lambda: members(place) == ["n-0", "n-2"], "two workers", 90.0)
+
+    place.call("stop", "--job", "t", "--reason", "enough")
+    assert training.wait() == 143, training.shown
+    assert "stopped: t: enough" in training.shown
+    place.nothing_left()
+    assert place.json("status", "--job", "t")["state"] == "stopped"
+    assert "is over" in place.call("scale", "2", "--job", "t", code=2).shown
+    assert len(place.json("world", "--history", "--job", "t")) >= 3
+    proof = place.json("ledger", "verify", "--job", "t")
+    assert proof["ok"]
+    assert proof["steps"] == place.json("status", "--job", "t")["progress"]["committed"]
+
+
+def test_follow_ends_with_the_job_and_the_summary_tells_it(place: Place, training: Command) -> None:
+    follow = place.start("events", "--follow", "--json", "--area", "world,shards", "--job", "t")
+    follow.until("world.changed")
+    place.open("gate")
+    assert training.wait() == 0, training.shown
+    assert follow.wait() == 0
+    rows = [json.loads(line) for line in follow.out]
+    assert {row["event"]["kind"].partition(".")[0] for row in rows} == {"world", "shards"}
+    assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+    end = "\n".join(training.err)
+    assert "completed: t" in end
+    assert "2000 steps" in end
+    assert "every sample in exactly one committed step" in end
+    assert place.json("trace", "--job", "t"), "the first world is a trace"
+    assert place.json("alerts", "--job", "t") == []
+
+
+def test_the_drain_of_the_last_node_is_a_stop_not_a_completion(place: Place, training: Command) -> None:
+    place.call("drain", "n", "--job", "t")
+    assert training.wait() == 143, training.shown
+    assert "stopped: t: its last node has left: drained" in training.shown
+    place.nothing_left()
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces that reach each other only at 10.99.7.1 and 10.99.7.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    names = (f"rk{os.getpid()}a", f"rk{os.getpid()}b")
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", "v0", "netns", names[0], "type", "veth", "peer", "name", "v0", "netns", names[1])
+            for i, name in enumerate(names, 1):
+                ip("-n", name, "addr", "add", f"10.99.7.{i}/24", "dev", "v0")
+                ip("-n", name, "link", "set", "v0", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.decode()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def test_two_machines_reach_each_other_without_names(place: Place, machines: tuple[str, str]) -> None:
+    script = str(place.script("tiny.py", TINY))
+    place.open("gate")
+    common = ("run", "--job", "t", "--nnodes", "2")
+    first = place.start(
+        *common, "--node", "a", "--host", "10.99.7.1", script, "gate", "20", wrap=("ip", "netns", "exec", machines[0])
+    )
+    job = place.home / "jobs/t"
+    until((job / "run.json").exists, "the first node has submitted")
+    env = place.env | {"REKNIT_HOME": str(place.home) + "-b"}  # another machine has another home
+    second = place.start(
+        *common,
+        *("--node", "b", "--nats", str(job / "endpoint.json"), "--secret-file", str(job / "secret")),
+        *(script, "gate", "20"),
+        wrap=("ip", "netns", "exec", machines[1]),
+        env=env,
+    )
+    assert second.wait(120.0) == 0, second.shown
+    assert first.wait() == 0, first.shown
+    addresses = {
+        m["address"].partition(":")[0]
+        for row in place.json("events", "--area", "world", "--job", "t")
+        for m in row["event"].get("members", [])
+    }
+    assert addresses == {"10.99.7.1", "10.99.7.2"}
+    place.nothing_left()
