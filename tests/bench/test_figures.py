@@ -1,0 +1,105 @@
+"""Statistics, and the verdicts that rest on them."""
+
+from __future__ import annotations
+
+import exact
+import pytest
+import rebuilds
+import recovery
+import throughput
+from figures import longest_gap, median_and_max, slope
+
+
+def test_median_and_max():
+    assert median_and_max([3.0, 1.0, 2.0]) == {"median": 2.0, "max": 3.0}
+    assert median_and_max([]) == {"median": None, "max": None}
+
+
+def test_slope():
+    assert slope([1, 2, 3], [10, 12, 14]) == pytest.approx(2.0)
+    assert slope([1], [10]) == 0.0
+    assert slope([2, 2], [1, 9]) == 0.0
+    with pytest.raises(ValueError, match="1 x for 2 y"):
+        slope([1], [1, 2])
+
+
+def test_longest_gap():
+    assert longest_gap([1.0, 1.5, 4.0]) == 2.5
+    assert longest_gap([1.0]) == 0.0
+
+
+def kill(recover_s: float | None, lost: int | None = 0, kept: bool = True) -> recovery.Kill:
+    return recovery.Kill(
+        victim="w",
+        after=1.0,
+        step=5,
+        recover_s=recover_s,
+        steps_lost=lost,
+        pids_kept=kept,
+        active_again_s=1.0,
+        join_pause_s=0.1,
+        load_1m=1.0,
+    )
+
+
+def test_recovery_has_exactly_the_promised_keys():
+    found = recovery.summary([kill(0.1), kill(0.2), kill(None, None)])
+    assert found == {
+        "recover_s": {"median": 0.15, "max": 0.2},
+        "steps_lost": {"median": 0, "max": 0},
+        "pids_kept": True,
+        "unrecovered": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kills", "word"),
+    [
+        ([kill(0.05), kill(0.9)], "median"),
+        ([kill(0.05), kill(0.05), kill(1.1)], "worst"),
+        ([kill(0.05), kill(0.05, 1)], "lost"),
+        ([kill(0.05), kill(0.05, kept=False)], "processes"),
+        ([kill(0.05), kill(None, None)], "without recovery"),
+        ([], "median"),
+    ],
+)
+def test_recovery_says_what_it_misses(kills, word):
+    assert any(word in said for said in recovery.misses(recovery.summary(kills)))
+
+
+def test_recovery_within_its_limits_misses_nothing():
+    assert recovery.misses(recovery.summary([kill(0.05), kill(0.1), kill(0.99)])) == []
+
+
+def test_exact_counts_hashes_over_all_histories():
+    same = exact.Outcome("a", {"w0/1": "h", "w1/2": "h"})
+    other = exact.Outcome("b", {"w0/3": "i"})
+    assert exact.document([same])["distinct_hashes"] == 1
+    found = exact.document([same, other, exact.Outcome("c", {}, problem="no worker reached the end")])
+    assert (found["histories"], found["distinct_hashes"], found["not_contained"]) == (3, 2, ["c"])
+    assert len(exact.misses(found)) == 2
+    assert exact.misses(exact.document([same])) == []
+
+
+def metered(samples: float, step: float, cpu: float) -> throughput.Metered:
+    return {"samples_per_s": samples, "step_ms_median": step, "cpu_ms_a_step": cpu, "steps": 10}
+
+
+def test_throughput_takes_the_median_of_the_rounds_ratios():
+    rounds = [
+        {"reknit": metered(100, 10, 5), "ddp": metered(100, 10, 5)},
+        {"reknit": metered(80, 12, 5), "ddp": metered(100, 10, 5)},
+        {"reknit": metered(50, 20, 10), "ddp": metered(25, 40, 5)},
+    ]
+    found = throughput.compare(rounds)
+    assert found["ratio"] == 1.0
+    assert found["ratio_of_cpu"] == 1.0
+    assert found["reknit"]["samples_per_s"] == 80
+    assert throughput.misses({"ratio_vs_ddp": {"2": 0.89, "4": 0.9}}) == ["0.89 x DDP with 2 workers, limit 0.9"]
+
+
+def test_a_leak_is_a_slope():
+    samples = rebuilds.Samples([1, 2, 3, 4], [10, 11, 12, 13], [5, 5, 5, 5], [1000, 1000, 1000, 1000])
+    growth = samples.growth()
+    assert (growth["fds_per_change"], growth["threads_per_change"]) == (1.0, 0.0)
+    assert rebuilds.leaks({"worker": growth}) == ["fds_per_change 1.0, limit 0.02"]
