@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver as stdlib
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from time import monotonic, sleep
@@ -130,7 +131,10 @@ class Forkserver:
         if self.guard:
             with suppress(ProcessLookupError):
                 os.kill(self.guard, signal.SIGUSR1)
-        return self.ended(seconds)
+        ended = self.ended(seconds)
+        # the folder of the forkserver's socket: the interpreter's last calls, which would do it, are not made
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+        return ended
 
     def ended(self, seconds: float) -> bool:
         """Wait until the guard has ended, by itself; False if it is still there after so many seconds."""
