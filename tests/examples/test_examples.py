@@ -81,4 +81,5 @@ def test_the_demo_tells_its_story_to_the_end(tmp_path: Path) -> None:
     story = json.loads(done.stdout)
     assert all(story["checks"].values())
     assert story["committed"]["after"] < story["replacement"]["active_after"]
-    assert not list(tmp_path.iterdir()), "the demo left something behind"
+    left = [file for file in tmp_path.iterdir() if not file.name.startswith("torchinductor_")]  # a habit of torch
+    assert not left, "the demo left something behind"
