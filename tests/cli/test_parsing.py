@@ -58,6 +58,7 @@ def refused(*args: str, code: int = 2) -> str:
         (["--port", "70000", "fine.py"], "port must be a port number"),
         (["--secret-file", "none", "fine.py"], "the secret file none cannot be read"),
         (["--host", "203.0.113.1", "fine.py"], "cannot listen on '203.0.113.1'"),
+        (["--host", "0.0.0.0", "fine.py"], "0.0.0.0 is no address that another machine can reach"),
         (["--nats", "http://x", "fine.py"], "is not the address of a broker"),
         (["--nats", "nats://u:secret@h:99999", "fine.py"], "'h:99999' is not the address of a broker"),
         (["--nats", "none.json", "fine.py"], "none.json does not hold an endpoint"),

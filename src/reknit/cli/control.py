@@ -45,7 +45,8 @@ def given(nats: str) -> Endpoint:
         port = url.port or DEFAULT_PORT
     except ValueError:
         port = -1
-    if url.scheme not in {"nats", "tls"} or not url.hostname or port < 0 or url.path.strip("/"):
+    known = url.scheme in {"nats", "tls"} and bool(url.hostname) and not url.path.strip("/")
+    if not known or url.hostname is None or port < 0 or any(c.isspace() for c in nats):
         raise UsageError(
             f"{_hidden(nats)!r} is not the address of a broker",
             hint="write nats://user:password@host:port or host:port",

@@ -18,23 +18,22 @@ import time
 from reknit.core import context, launch
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, StaleWorld
-from reknit.core.events import AgentLeft, AnyPulse, JobFinished, JobStopAsked, JobSubmitted
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed
+from reknit.core.events import AgentLeft, AnyPulse, JobFinished, JobStopAsked
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
 from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
-from . import submission
 from .address import route_to
+from .entry import enter
 from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
 from .plane import Plane
-from .progress import line_of, live_line, mark, workers
+from .progress import line_of, live_line, mark
 from .root_cause import Failures
-from .submission import Begin
 from .summary import Ending, lines
 
 AGENT = "agent"
@@ -114,7 +113,8 @@ class Launch:
         if not self._plane.ours:
             self._folder.keep_endpoint(self._plane.endpoint)
         bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}", timeout=5.0)
-        await self._submit(bus)
+        entry = await enter(bus, self._order, self._folder, self._claims, self._screen)
+        self._spec, self._node = entry.spec, entry.node
         self._submitted = True
         self._note()
         await bus.serve(run_service(self._order.job), self._node, self._answer)
@@ -132,60 +132,11 @@ class Launch:
         return outcome
 
     async def _reach_broker(self) -> None:
-        at, plane = self._at, self._plane
+        at = self._at
         if at.endpoint is not None:
-            plane.use(at.endpoint)
-        elif at.folder is not None and (at.theirs or not plane.own("run", host=at.host, port=at.port)):
-            await plane.wait_for_keeper()
-
-    # -------------------------------------------------------------------------------------------------- submission
-
-    async def _submit(self, bus: Bus) -> None:
-        order = self._order
-        while True:
-            history = submission.history_of(await bus.backlog(job=order.job, areas=["job", "node"]))
-            others = await answering(bus, order.job, history.nodes) if history.unfinished else set()
-            decision = submission.decide(
-                order.job,
-                history,
-                order.spec,
-                self._node,
-                node_asked=order.node_asked,
-                alive=others | self._folder.claimed(),
-            )
-            node = self._node if isinstance(decision, Begin) else decision.node
-            if not self._claims.enter_context(self._folder.claim(node)):
-                # another launcher of this machine has that name, for a run that begins or ends just now
-                await asyncio.sleep(_LOOK)
-                continue
-            self._node = node
-            if not isinstance(decision, Begin):
-                self._joined(decision.spec, interrupted=decision.interrupted)
-                return
-            try:
-                await bus.publish(order.job, decision.spec, id=decision.spec.run, expect_last=decision.expect_last)
-            except StaleWorld:
-                self._claims.close()  # another node submitted first: join it
-                continue
-            self._screen.note(f"job {order.job}: {self._size(decision.spec)}")
-            return
-
-    def _joined(self, spec: JobSubmitted, *, interrupted: bool) -> None:
-        self._spec = spec
-        if interrupted:
-            self._screen.note(f"job {self._order.job} was interrupted: going on with its run {spec.run}", "yellow")
+            self._plane.use(at.endpoint)
         else:
-            self._screen.note(f"node {self._node} joins job {self._order.job}")
-
-    def _size(self, spec: JobSubmitted) -> str:
-        least, most = spec.min_nodes * spec.nproc_per_node, spec.max_nodes * spec.nproc_per_node
-        size = workers(most) if least == most else f"{least} to {workers(most)}"
-        if spec.slots and most + spec.spares > spec.slots:
-            spare = most + spec.spares - spec.slots
-            size += f", {spec.slots} slots a step: {spare} spare{'' if spare == 1 else 's'}"
-        elif spec.spares:
-            size += f" and {spec.spares} spare{'' if spec.spares == 1 else 's'}"
-        return size
+            await self._plane.own_or_join("run", host=at.host, port=at.port)
 
     async def _answer(self, _question: bytes) -> bytes:
         return self._spec.run.encode()
@@ -293,7 +244,7 @@ class Launch:
         if self._signals:
             return JobFinished(outcome="stopped", reason=signal.Signals(self._signals[0]).name, **words)  # type: ignore[arg-type]
         if code == 0 and not self._fatal:
-            ends = [worker.exit for worker in self._status.workers.values()]
+            ends = [worker.exit for worker in self._status.workers.values() if worker.node == self._node]
             clean = bool(ends) and all(end is not None and end.code == 0 for end in ends)
             if clean and (self._status.terms is None or self._status.committed >= self._status.steps):
                 return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
@@ -381,7 +332,7 @@ class Launch:
         event = received.event
         self._status = see(self._status, event, time.monotonic(), received.time)
         self._failures.tell(event)
-        if self._status.finished is not None:
+        if self._status.finished is not None and self._status.run == self._spec.run:
             self._over.set()
         if not self._live:
             return  # what was before us

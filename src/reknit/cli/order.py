@@ -18,6 +18,8 @@ from . import control, output
 from .address import check_host, is_loopback, node_name
 from .script import Script
 
+_WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  (refused, not bound)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
@@ -51,14 +53,12 @@ class PlaneAt:
     Attributes:
         endpoint: a broker that is given, or that of `reknit up`.
         folder: else the folder whose broker is used or started.
-        theirs: another launcher keeps that broker now.
         host: address that a broker started here listens on.
         port: port of it, 0: any.
     """
 
     endpoint: Endpoint | None = None
     folder: JobFolder | None = None
-    theirs: bool = False
     host: str = ""
     port: int = 0
 
@@ -80,6 +80,11 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
     wanted, node, saves = settings.job, settings.node, settings.checkpoint
     if settings.node.host:
         check_host(settings.node.host)
+        if settings.node.host in _WILDCARDS:
+            raise UsageError(
+                f"{settings.node.host} is no address that another machine can reach",
+                hint="give --host one of this machine's own addresses (`hostname -I` lists them)",
+            )
     secret = read_secret(Path(settings.control.secret_file)) if settings.control.secret_file else folder.secret()
     nproc = usable_cores() if wanted.nproc_per_node == AUTO else wanted.nproc_per_node
     where = saves.checkpoint_dir or str(folder.checkpoints)
@@ -132,7 +137,7 @@ def plane_of(settings: Settings, home: Home, folder: JobFolder, *, standalone: b
         return PlaneAt(control.given(settings.control.nats))
     own = PlaneAt(folder=folder, host=settings.node.host, port=settings.control.port)
     if folder.controlled and not folder.holder().startswith(control.READ):
-        return dataclasses.replace(own, theirs=True)
+        return own  # another node of this machine takes part already
     up = home.up.endpoint() if home.up.controlled else None
     if standalone or up is None or control.folder_of(home, folder) == folder:
         _warn_of_loopback(settings)

@@ -125,15 +125,16 @@ class Plane:
         self.folder.keep_endpoint(self._endpoint)
         return True
 
-    async def wait_for_keeper(self, within: float = 10.0) -> None:
-        """Wait until the process that keeps the broker has said where it is.
+    async def own_or_join(self, who: str, *, host: str = "", port: int = 0, within: float = 10.0) -> None:
+        """Become the keeper of the folder's broker, or use that of the process that is.
 
         Raises:
-            ControlPlaneUnreachable: it has not in time.
+            UsageError: the port is taken.
+            ControlPlaneUnreachable: another process keeps the broker, and that does not answer.
         """
         assert self.folder is not None
         deadline = time.monotonic() + within
-        while time.monotonic() < deadline:
+        while not self.own(who, host=host, port=port):
             endpoint = self.folder.endpoint()
             if endpoint is not None:
                 with contextlib.suppress(ControlPlaneUnreachable):
@@ -141,11 +142,12 @@ class Plane:
                     await bus.close()
                     self._endpoint = endpoint
                     return
+            if time.monotonic() > deadline:
+                raise ControlPlaneUnreachable(
+                    f"the broker of {self.folder.path} does not answer although {self.folder.holder()} keeps it",
+                    hint="try again, or end that process",
+                )
             await asyncio.sleep(0.05)
-        raise ControlPlaneUnreachable(
-            f"the broker of {self.folder.path} does not answer although {self.folder.holder()} keeps it",
-            hint="try again, or end that process",
-        )
 
     # ---------------------------------------------------------------------------------------------------- services
 

@@ -1,0 +1,85 @@
+"""How a launcher enters a job: it begins the run or joins it; two that start at once agree by compare-and-set."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+
+from reknit.core.bus import Bus
+from reknit.core.errors import StaleWorld
+from reknit.core.events import JobSubmitted
+from reknit.core.home import JobFolder
+
+from . import submission
+from .look import answering
+from .order import Order
+from .output import Screen
+from .progress import workers
+from .submission import Begin
+
+_AGAIN = 0.2
+_PATIENCE = 3.0
+"""Seconds after which it is said that another launcher is waited for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """The run that this launcher takes part in, and as which node."""
+
+    spec: JobSubmitted
+    node: str
+
+
+async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.ExitStack, screen: Screen) -> Entry:
+    """Begin or join the job; the node's name is held by `claims` from now on.
+
+    Raises:
+        UsageError: another job of that name runs, the name of the node is taken, or no more nodes are taken.
+        Unauthorized: the job has another secret.
+        ControlPlaneUnreachable: the broker went away.
+    """
+    began, said = time.monotonic(), False
+    while True:
+        history = submission.history_of(await bus.backlog(job=order.job, areas=["job", "node"]))
+        others = await answering(bus, order.job, history.nodes) if history.unfinished else set()
+        alive = others | folder.claimed()
+        decision = submission.decide(
+            order.job, history, order.spec, order.node, node_asked=order.node_asked, alive=alive
+        )
+        node = order.node if isinstance(decision, Begin) else decision.node
+        if not claims.enter_context(folder.claim(node)):
+            # another launcher of this machine has that name, for a run that begins or ends just now
+            claims.close()
+            if not said and time.monotonic() - began > _PATIENCE:
+                screen.note(f"waiting for the launcher of node {node}: an earlier run of the job is just ending")
+                said = True
+            await asyncio.sleep(_AGAIN)
+            continue
+        if not isinstance(decision, Begin):
+            if decision.interrupted:
+                run = decision.spec.run
+                screen.note(f"job {order.job} was interrupted: going on with its run {run}", "yellow")
+            else:
+                screen.note(f"node {node} joins job {order.job}")
+            return Entry(decision.spec, node)
+        try:
+            await bus.publish(order.job, decision.spec, id=decision.spec.run, expect_last=decision.expect_last)
+        except StaleWorld:
+            claims.close()  # another node submitted first: join it
+            continue
+        screen.note(f"job {order.job}: {size(decision.spec)}")
+        return Entry(decision.spec, node)
+
+
+def size(spec: JobSubmitted) -> str:
+    """How many workers a job has, and how many of them are spares, in words."""
+    least, most = spec.min_nodes * spec.nproc_per_node, spec.max_nodes * spec.nproc_per_node
+    said = workers(most) if least == most else f"{least} to {workers(most)}"
+    if spec.slots and most + spec.spares > spec.slots:
+        spare = most + spec.spares - spec.slots
+        return f"{said}, {spec.slots} slots a step: {spare} spare{'' if spare == 1 else 's'}"
+    if spec.spares:
+        return f"{said} and {spec.spares} spare{'' if spec.spares == 1 else 's'}"
+    return said
