@@ -162,6 +162,8 @@ def test_a_second_launcher_joins_as_another_node_and_goes_on_when_the_first_leav
     place.nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_broker_services_and_agent_come_back(place: Place) -> None:
     run = place.start("run", "--job", "j", str(place.script("s.py", GATED)), "gate")
     run.until("up")
