@@ -14,7 +14,7 @@ from reknit.core.service import Decision, Disconnected, Out, Tick, Told
 
 from .cut import CHECK_WAIT, RELINK, removable
 from .formation import JOIN_WINDOW, enough
-from .hearing import awake, disconnected, hear, is_silent, node_is_gone, notice
+from .hearing import disconnected, hear, is_silent, node_is_gone, notice
 from .outcome import outcome
 from .proposal import finished, joiners, propose
 from .record import LOST, read
@@ -48,12 +48,10 @@ def decide(view: View, told: Told) -> Decision[View]:
     what = told.event
     if isinstance(what, WorkerPulse | NodePulse):
         return Decision(dataclasses.replace(view, sight=hear(view.record, view.sight, what, told.now)))
-    sight = awake(view.sight, told.now)
-    view = dataclasses.replace(view, sight=sight)
     if isinstance(what, Tick):
         return _conclude(view, told.now)
     if isinstance(what, Disconnected):
-        sight, lives = disconnected(view.record, sight, what.client_id, what.name, told.now)
+        sight, lives = disconnected(view.record, view.sight, what.client_id, what.name, told.now)
         view, dials = _dial(dataclasses.replace(view, sight=sight), lives, told.now, urgent=True)
         return Decision(view, do=dials, wake=DRAIN if lives else None)
     return _absorb(view, what, told)
@@ -65,7 +63,7 @@ def _absorb(view: View, event: Event, told: Told) -> Decision[View]:
         return Decision(view)
     sight = notice(record, view.sight, event, told.now, told.trace)
     if record.run != view.record.run:
-        sight = Sight(last=sight.last, heard=sight.heard)
+        sight = Sight(heard=sight.heard)
     return Decision(dataclasses.replace(view, record=record, sight=sight), wake=DRAIN)
 
 

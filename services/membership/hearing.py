@@ -1,7 +1,8 @@
 """What this process hears and sees, folded into the sight; and whether its own ears can be trusted.
 
-Two ways of being deaf must never look like others being dead: the broker is away, so nobody is heard (`is_deaf`); and
-this process itself did not run for a while, so everything is late (`hear` starts the windows anew after such a gap).
+Two ways of being deaf must never look like others being dead: the broker is away, or this process itself did not run
+for a while. Both look the same from here: nobody at all was heard (`is_deaf`). Silence is no evidence then, and with
+the first heartbeat that comes again all windows begin anew.
 """
 
 from __future__ import annotations
@@ -34,21 +35,8 @@ from .view import Life, Record, Sight, node_key
 
 EARS = 0.75
 """Seconds without any heartbeat of anybody after which the fault is ours: three intervals."""
-GAP = 0.6
-"""Seconds between two inputs (ticks come at 10 Hz) after which this process was not running."""
 NEW_MEMBER = Window(0.0, expected=1.0)
 """A member that was never heard: its first heartbeat may take a second or two."""
-
-
-def awake(sight: Sight, now: float) -> Sight:
-    """Note that an input came; after a gap of our own all windows begin anew."""
-    if _was_away(sight, now):
-        return dataclasses.replace(sight, last=now, heard=now, streams=_anchored(sight, now))
-    return dataclasses.replace(sight, last=now)
-
-
-def _was_away(sight: Sight, now: float) -> bool:
-    return sight.last > 0 and now - sight.last > GAP
 
 
 def is_deaf(sight: Sight, now: float) -> bool:
@@ -59,8 +47,7 @@ def is_deaf(sight: Sight, now: float) -> bool:
 def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: float) -> Sight:
     """Fold one heartbeat in; the most frequent input by far, so each mapping is copied once at most."""
     # Hearing again after a silence of all: those that are still on their way back get the time to come.
-    anew = is_deaf(sight, now) or _was_away(sight, now)
-    streams = _anchored(sight, now) if anew else sight.streams
+    streams = _anchored(sight, now) if is_deaf(sight, now) else sight.streams
     pulses, working, disconnected = sight.pulses, sight.working, sight.disconnected
     key = ""
     if isinstance(pulse, NodePulse):
@@ -74,7 +61,7 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
     if key in disconnected:
         disconnected = {k: at for k, at in disconnected.items() if k != key}
     return dataclasses.replace(
-        sight, last=now, heard=now, streams=streams, pulses=pulses, working=working, disconnected=disconnected
+        sight, heard=now, streams=streams, pulses=pulses, working=working, disconnected=disconnected
     )
 
 

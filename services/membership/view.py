@@ -245,8 +245,6 @@ class Sight:
     """Id of a publication asked for and not heard yet -> when."""
     heard: float = 0.0
     """Last heartbeat of anybody."""
-    last: float = 0.0
-    """Last input of any kind."""
     world_at: float = -1e9
     breaks_since: float | None = None
     joins_since: float | None = None

@@ -93,6 +93,42 @@ def test_a_node_killed_with_all_its_workers_is_one_change_in_milliseconds() -> N
     assert town.world.restarts == 0, "the loss of a node is no failure of the script"
 
 
+def test_a_certain_death_waits_for_dials_that_are_under_way() -> None:
+    town = ring_of("a-0", "b-0", "b-1", "b-2", "c-0")
+    town.nodes["b"] = False
+    for index in range(3):
+        town.kill(f"b-{index}", silent=True)
+        town.bodies[f"b-{index}"].dial_seconds = 0.002 + 0.018 * index
+    town.disconnect(0, "agent/b")
+    assert gone(town, "b-0") < 0.1
+    assert town.members == ["a-0", "c-0"]
+    assert len(town.worlds) == 2
+
+
+def test_but_not_for_long() -> None:
+    town = ring_of("a-0", "b-0", "b-1")
+    town.kill("b-0", silent=True)
+    town.disconnect(0, "agent/b")
+    assert gone(town, "b-0") < 0.1
+    assert town.members == ["a-0", "b-1"]
+
+
+def test_a_publication_is_asked_for_once_and_again_only_if_it_gets_lost() -> None:
+    town = ring_of("a-0", "b-0")
+    before = town.asked
+    town.kill("b-0")
+    town.run(5.0)
+    assert town.asked == before + 1
+    town.register("b-0", 2)
+    town.run(1.0)
+    before, town.lost = town.asked, True
+    town.kill("b-0")
+    town.run(3.0)
+    assert town.asked == before + 2
+    town.lost = False
+    assert gone(town, "b-0") < 2.1
+
+
 def test_the_agents_disconnect_alone_makes_its_workers_be_dialled() -> None:
     town = ring_of("a-0", "b-0", "b-1")
     town.disconnect(0, "agent/b")
@@ -185,6 +221,15 @@ def test_a_frozen_node_is_found_by_those_who_wait_for_it() -> None:
         town.bodies[name].phase, town.bodies[name].in_phase = "reduce", 0.0
     assert gone(town, "b-0") < 3.0
     assert {e.source for e in town.world.evidence} == {"heartbeat", "progress"}
+
+
+def test_whoever_is_heard_to_compute_may_be_the_one_that_is_waited_for() -> None:
+    town = ring_of("a-0", "b-0", "c-0")
+    town.nodes["b"] = False
+    town.bodies["b-0"].beats = False
+    town.bodies["a-0"].phase, town.bodies["a-0"].in_phase = "reduce", 0.0
+    town.run(20.0)
+    assert len(town.worlds) == 1
 
 
 def test_a_worker_that_holds_its_interpreter_is_not_evicted() -> None:

@@ -224,6 +224,17 @@ def test_failures_far_apart_are_no_poison() -> None:
     assert town.end is None
 
 
+def test_the_same_step_failing_again_after_much_progress_is_no_poison() -> None:
+    town = ring_of("a-0", "b-0")
+    for attempt in range(2, 8):
+        town.failed("b-0", step=5)
+        town.run(0.5)
+        town.register("b-0", attempt)
+        town.run(1.0)
+        town.committed(20 * attempt)
+    assert town.end is None
+
+
 def test_the_budget_is_one_for_the_whole_job() -> None:
     town = ring_of("a-0", "b-0", "c-0", max_restarts=3)
     for number, name in enumerate(("a-0", "b-0", "c-0", "a-0"), 1):

@@ -128,6 +128,16 @@ def test_a_life_that_ended_does_not_come_back() -> None:
     assert town.members == ["a-0"]
 
 
+def test_nor_does_another_process_under_its_incarnation() -> None:
+    town = ring_of("a-0", "b-0")
+    town.kill("b-0")
+    town.run(1.0)
+    town.again("b-0", pid=4711, address="127.0.0.1:9")
+    town.run(1.0)
+    assert town.members == ["a-0"]
+    assert not town.refusals
+
+
 def test_a_new_id_at_an_old_address_retires_the_old_entry() -> None:
     town = ring_of("a-0", "b-0")
     address = town.bodies["b-0"].address

@@ -70,6 +70,8 @@ class Body:
     step_seconds: float = 0.1
     dial: str = "open"
     """How its address answers: open, refused, silent."""
+    dial_seconds: float = 0.002
+    """How long a refusal takes to be on the log."""
 
 
 class Town:
@@ -84,6 +86,10 @@ class Town:
         self.nodes: dict[str, bool] = {}
         self.muted = False
         """The broker is away: no heartbeat gets through."""
+        self.lost = False
+        """Publications of the services do not get through."""
+        self.asked = 0
+        """Publications asked for."""
         self.stale = 0
         self.dials: list[Dial] = []
         self.reasons: list[str] = []
@@ -362,7 +368,9 @@ class Town:
             self._answer(dial)
 
     def _publish(self, out: Out) -> None:
-        self.say(out.event, out.id, out.expect_last)
+        self.asked += 1
+        if not self.lost:
+            self.say(out.event, out.id, out.expect_last)
 
     def _answer(self, dial: Dial) -> None:
         body = self.bodies.get(dial.worker)
@@ -375,7 +383,8 @@ class Town:
         )
         unique = "refused" if refused else str(next(self._numbers))
         name = f"{dial.worker}/{dial.incarnation}/{unique}"
-        self.later(0.002 if refused else 0.5, lambda: self.say(event, name) and None)
+        seconds = (body.dial_seconds if body else 0.002) if refused else 0.5
+        self.later(seconds, lambda: self.say(event, name) and None)
 
     def replay(self) -> View:
         """A fresh service reads the log from its beginning."""
