@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.events import AgentLeft
+from reknit.core.events import AgentLeft, WorkerCaughtUp
 from support.town import TERMS, Town
 
 
@@ -151,6 +151,31 @@ def test_extras_are_spares_and_a_spare_takes_over() -> None:
     town.register("a-0", 2)
     town.run(1.0)
     assert town.roles["a-0"] == "spare"
+
+
+def test_a_spare_that_has_caught_up_is_preferred_and_those_of_the_beginning_have() -> None:
+    town = Town(min_nodes=1, max_nodes=2, last_call=0.5)
+    town.begin("a-0", "b-0", "c-0")
+    town.register("d-0")
+    town.run(1.0)
+    town.kill("c-0")
+    town.run(1.0)
+    town.register("c-0", 2)
+    town.run(1.0)
+    assert [w for w, role in town.roles.items() if role == "spare"] == ["d-0", "c-0"]
+    town.say(WorkerCaughtUp(worker="c-0", incarnation=2, generation=town.world.generation, step=5))
+    town.kill("a-0")
+    town.run(1.0)
+    assert town.members == ["c-0", "b-0", "d-0"]
+
+
+def test_spares_of_the_beginning_are_current() -> None:
+    town = Town(min_nodes=1, max_nodes=2, spares=1, last_call=0.5)
+    town.begin("a-0", "b-0", "c-0")
+    town.register("d-0")
+    town.run(1.0)
+    record = town.houses[0].view.record
+    assert {name for name, w in record.workers.items() if w.current} == {"a-0", "b-0", "c-0"}
 
 
 def test_hot_spares_are_waited_for_like_all_others() -> None:
