@@ -21,8 +21,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,9 @@ from figures import median_and_max
 from job import SCRIPTS, Job, NotInTime, wait_for
 from offspring import Offspring
 from steplog import Reader, mended_at, newest, pause, restarted_at, steps_lost, whole
+
+from reknit.core.bus import Received
+from reknit.core.events import RingBroken, RingLinked, WorkerExited, WorkerUnreachable, WorldChanged
 
 MEDIAN_LIMIT = 0.15
 """Seconds that reknit's median recovery may take."""
@@ -58,6 +61,10 @@ class Kill:
     join_pause_s: float | None
     """Longest time without a step of any survivor between recovery and then."""
     load_1m: float
+    at: float
+    """Wall time."""
+    stages: dict[str, float] | None = None
+    """Seconds from the kill to the first evidence, the new world, and the last link of it, by the job's log."""
 
 
 class System(Protocol):
@@ -80,6 +87,9 @@ class System(Protocol):
 
     def recovered_at(self, before: set[int], survivors: set[int], killed_at: float) -> float | None:
         """When training had recovered; None: not yet."""
+
+    def stages(self, kills: list[Kill]) -> list[Kill]:
+        """Add what the system itself knows of the kills of this run."""
 
     def stop(self) -> None:
         """End all."""
@@ -158,6 +168,11 @@ class Reknit(Processes):
         """When the last survivor had completed a step in a newer world."""
         return mended_at(self.reader.look(), survivors, killed_at)
 
+    def stages(self, kills: list[Kill]) -> list[Kill]:
+        """Add when the first evidence, the new world and its links were there."""
+        with self.job.listening() as (_bus, log):
+            return [replace(kill, stages=stages(log.received, kill.at)) for kill in kills]
+
     def stop(self) -> None:
         """End all."""
         self.job.stop()
@@ -214,6 +229,10 @@ class Torchrun(Processes):
         """When the first new process had completed a step."""
         return restarted_at(self.reader.look(), before, killed_at)
 
+    def stages(self, kills: list[Kill]) -> list[Kill]:
+        """It tells nothing."""
+        return kills
+
     def stop(self) -> None:
         """End all."""
         self.offspring.end()
@@ -245,9 +264,13 @@ def measure(name: str, options: Options) -> list[Kill]:
             try:
                 system.start()
                 _until_whole(system, offspring, options.workers, 0.0)
-                for kill in _kills(system, offspring, options, draw, options.kills - len(kills)):
-                    kills.append(kill)
-                    _say(f"{name}: {kill}")
+                these = []
+                try:
+                    for kill in _kills(system, offspring, options, draw, options.kills - len(kills)):
+                        these.append(kill)
+                        _say(f"{name}: {kill}")
+                finally:
+                    kills += system.stages(these)
             except NotInTime as late:
                 _say(f"{name}: {late}")
                 if not kills or kills[-1].recover_s is not None:
@@ -279,7 +302,7 @@ def _kill(system: System, offspring: Offspring, workers: int, draw: random.Rando
     at = system.kill(victim)
     recovered = whole_at = None
     with contextlib.suppress(NotInTime):
-        recovered = wait_for("recovery", lambda: system.recovered_at(before, survivors, at), system.within, every=0.01)
+        recovered = wait_for("recovery", lambda: system.recovered_at(before, survivors, at), system.within, every=0.05)
     if recovered is not None:
         system.replace(victim)
         whole_at = _until_whole(system, offspring, workers, at)
@@ -294,6 +317,7 @@ def _kill(system: System, offspring: Offspring, workers: int, draw: random.Rando
         active_again_s=round(whole_at - at, 3) if whole_at else None,
         join_pause_s=round(pause(done, survivors, recovered, whole_at), 4) if recovered and whole_at else None,
         load_1m=load,
+        at=at,
     )
 
 
@@ -309,7 +333,7 @@ def _until_whole(system: System, offspring: Offspring, workers: int, since: floa
         alive = set(offspring.alive()) if len({one.pid for one in done if one.time > since}) >= workers else set()
         return now if whole(done, alive, workers, max(since, now - 2.0)) else None
 
-    return wait_for(f"{workers} workers at work", look, START, every=0.05)
+    return wait_for(f"{workers} workers at work", look, START, every=0.2)
 
 
 @contextlib.contextmanager
@@ -321,6 +345,24 @@ def _folder(keep: Path | None, name: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as path:
         yield Path(path)
+
+
+def stages(log: Sequence[Received], killed_at: float) -> dict[str, float]:
+    """Return the seconds from a kill to what the job's log says of it; stages that it does not have are left out."""
+    after = [r for r in log if r.time > killed_at]
+    found: dict[str, float] = {}
+    for received in after:
+        event, seconds = received.event, round(received.time - killed_at, 4)
+        match event:
+            case RingBroken() | WorkerExited() | WorkerUnreachable():
+                found.setdefault("evidence", seconds)
+            case WorldChanged() if event.removed and "world" not in found:
+                found["world"], generation = seconds, event.generation
+            case RingLinked() if "world" in found and event.generation == generation:
+                found["linked"] = max(seconds, found.get("linked", 0.0))
+            case _:
+                pass
+    return found
 
 
 def summary(kills: list[Kill]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ import recovery
 import throughput
 from figures import longest_gap, median_and_max, slope
 
+from reknit.core.bus import Received
+from reknit.core.events import Event, RingBroken, RingLinked, WorldChanged
+
 
 def test_median_and_max():
     assert median_and_max([3.0, 1.0, 2.0]) == {"median": 2.0, "max": 3.0}
@@ -39,6 +42,7 @@ def kill(recover_s: float | None, lost: int | None = 0, kept: bool = True) -> re
         active_again_s=1.0,
         join_pause_s=0.1,
         load_1m=1.0,
+        at=0.0,
     )
 
 
@@ -103,3 +107,23 @@ def test_a_leak_is_a_slope():
     growth = samples.growth()
     assert (growth["fds_per_change"], growth["threads_per_change"]) == (1.0, 0.0)
     assert rebuilds.leaks({"worker": growth}) == ["fds_per_change 1.0, limit 0.02"]
+
+
+def test_stages_of_a_recovery_come_from_the_log():
+    def received(time: float, event: Event) -> Received:
+        return Received(event, "bench", 1, "id", "source", time, "")
+
+    def linked(generation: int) -> Event:
+        return RingLinked(worker="w", incarnation=1, generation=generation, step=1)
+
+    world = WorldChanged(generation=3, run="r", status="running", removed=("x",))
+    log = [
+        received(9.0, RingBroken(worker="w", incarnation=1, generation=1, step=1, peer="x", side="next")),
+        received(10.02, RingBroken(worker="w", incarnation=1, generation=2, step=1, peer="x", side="next")),
+        received(10.03, world),
+        received(10.05, linked(3)),
+        received(10.04, linked(3)),
+        received(11.0, linked(4)),
+    ]
+    assert recovery.stages(log, 10.0) == pytest.approx({"evidence": 0.02, "world": 0.03, "linked": 0.05})
+    assert recovery.stages(log, 12.0) == {}
