@@ -256,9 +256,8 @@ def _be_the_main_process() -> None:
     forkserver of its own would be the agent's, whose children are not ours and would outlive us.
     """
     multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
-    process._current_process = _MAIN_PROCESS()  # type: ignore[attr-defined]  # noqa: SLF001
-    process._parent_process = None  # type: ignore[attr-defined]  # noqa: SLF001
-    server = forkserver._forkserver  # type: ignore[attr-defined]  # noqa: SLF001
+    vars(process).update(_current_process=_MAIN_PROCESS(), _parent_process=None)
+    server: Any = vars(forkserver)["_forkserver"]
     if server._forkserver_alive_fd is not None:  # noqa: SLF001
         os.close(server._forkserver_alive_fd)  # noqa: SLF001
     server._forkserver_alive_fd = server._forkserver_address = server._inherited_fds = None  # noqa: SLF001

@@ -162,7 +162,8 @@ class Engine:
                 world = shared.world
                 if world is not None and world.generation > shared.generation:
                     here = self._member(world) is not None
-                    if world.status == "finished" or (shared.leaving and not here and shared.generation):
+                    out = not here and shared.generation > 0
+                    if world.status == "finished" or (shared.leaving and (out or world.status == "paused")):
                         shared.left = world.reason or "the run is over"
                         shared.cv.notify_all()
                         return None
@@ -422,7 +423,7 @@ class Engine:
         self.ledger.add(record, publish=publish)
         if publish and settled.checkpoint:
             self.ledger.flush()  # a checkpoint counts only once the ledger reaches its step
-        # who reduces nothing (a spare, a learner) has no say in the control piece: it need only see that it has no slots
+        # who reduces nothing (a spare, a learner) has no say in the control piece; it sees that it has no slots
         me, busy = self.identity.worker, {r.worker for r in settled.owners}
         if shared.leaving and not settled.stop and (me in settled.leaving or me not in busy):
             self._say_idle()

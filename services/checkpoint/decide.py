@@ -128,7 +128,9 @@ def _fault(view: View, flight: Flight, now: float) -> str:
     if now - flight.moved_at > patience:
         lack = missing_in_words(flight)
         if complete(flight):
-            lack = f"all files are there, but the ledger ends at step {view.ledger} and the state is that of {flight.step}"
+            lack = (
+                f"all files are there, but the ledger ends at step {view.ledger} and the state is that of {flight.step}"
+            )
         return f"nothing came for {patience:g} s; {lack}"
     return ""
 

@@ -58,7 +58,7 @@ def test_heal_covers_and_keeps(slots, count, data):
     kept = {r.worker: r for r in known if r.worker in alive}
     for worker, r in kept.items():
         now = next(h for h in healed if h.worker == worker)
-        assert now.first <= r.first and now.end >= r.end, "a survivor lost a slot"
+        assert now.first <= r.first <= r.end <= now.end, "a survivor lost a slot"
     assert orphans == slots - sum(r.end - r.first for r in kept.values())
 
 

@@ -187,7 +187,8 @@ class PretendWorker:
         x = self.shared
         return (
             f"{self.name}.{x.incarnation} outcome={self.outcome!r} error={self.error} phase={x.phase} "
-            f"generation={x.generation}/{x.world and x.world.generation} step={x.step} main={x.main_step} total={x.total} "
+            f"generation={x.generation}/{x.world and x.world.generation} step={x.step} "
+            f"main={x.main_step} total={x.total} "
             f"current={x.current} whole={x.whole} owners={[(r.worker, r.first, r.end) for r in x.owners]} "
             f"computed={sorted(x.computed)} results={sorted(x.results)} load={x.load and x.load.step} "
             f"copies={[(c.at_least, c.begun) for c in x.copies]} failures={self.engine._learner.failures[-3:]} "

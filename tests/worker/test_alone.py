@@ -263,7 +263,7 @@ def test_wrong_use_is_named():
             ring.track(model=3)
         ring.track(model=nn.Linear(8, 2))
         steps = ring.steps(data(), micro_batch=4)
-        with pytest.raises(UsageError, match="before ring.steps"):
+        with pytest.raises(UsageError, match=r"before ring\.steps"):
             ring.track(other=nn.Linear(1, 1))
         with pytest.raises(UsageError, match="second time"):
             ring.steps(data(), micro_batch=4)

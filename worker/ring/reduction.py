@@ -4,8 +4,8 @@ Seen from the first active (place 0) the ring has the last active at place L. Pi
 become final at L, and travel on from L round to the worker before it. A place beyond L (spare, learner) passes final
 pieces on. Frames of one link keep their order, so pieces arrive in order and anything else is a broken peer.
 
-A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control piece goes all the
-way round, and its return shows that everybody has the result of the step before.
+A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control piece goes all
+the way round, and its return shows that everybody has the result of the step before.
 """
 
 from __future__ import annotations

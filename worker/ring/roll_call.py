@@ -115,8 +115,8 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
                 f"{holders[0].worker} and {e.worker} hold different results of step {furthest} "
                 f"(chains {holders[0].chain:016x} and {e.chain:016x})"
             )
-    # who lacks more than the furthest result learns anew (possible after a plan that changed all owners at once), and so
-    # does who lacks it while its only holders have it inside their weights (they learned, and their teacher is dead)
+    # who lacks more than the furthest result learns anew (possible after a plan that changed all owners at once), and
+    # so does who lacks it while its only holders have it inside their weights (they learned, their teacher is dead)
     senders = [e.worker for e in holders if e.result]
     oldest = furthest - 1 if senders else furthest
     entries = [e if e.held >= oldest else dataclasses.replace(e, current=False, waiting=True) for e in entries]

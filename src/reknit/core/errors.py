@@ -1,4 +1,4 @@
-"""One class a cause, each with its exit code and the next thing to do; the command line turns them into exits in one place.
+"""One class a cause, each with its exit code and the next thing to do; one place turns them into exits.
 
 Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 75 the control plane cannot be reached, 130 interrupted,
 143 terminated.

@@ -55,7 +55,7 @@ class Member(Part, frozen=True):
     address: str
     """`host:port` of the worker's ring listener."""
     role: Literal["active", "spare"] = "active"
-    """active: may hold slots; spare: current state, no slots. Whether a member is still a *learner* is its own business."""
+    """active: may hold slots; spare: current state, no slots. Whether a member still *learns* is its own business."""
 
 
 class Range(Part, frozen=True):

@@ -1,4 +1,4 @@
-"""Sample order as a pure function: which samples a slot of a step holds, for any worker, with no state and no look-up table.
+"""Sample order as a pure function: which samples a slot of a step holds, for any worker, with no state, no table.
 
 A step takes `slots x micro_batch` samples of the epoch's permutation; the last step of an epoch takes what is left,
 spread as evenly as possible over as few slots as hold it. The permutation is a four-round Feistel network over the
