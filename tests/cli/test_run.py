@@ -202,7 +202,7 @@ def test_a_closed_terminal_ends_no_training(place: Place) -> None:
     )
     os.close(side)
     try:
-        until(lambda: place.json("status", "--job", "j", code=None)["workers"], "a worker runs")
+        until(lambda: "worker.started" in place.call("events", "--job", "j", code=None).shown, "a worker runs")
         os.close(main)  # the kernel sends SIGHUP, and writing fails from now on
         place.open("gate")
         assert process.wait(60.0) == 0
