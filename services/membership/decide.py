@@ -25,7 +25,7 @@ DRAIN = 0.002
 """Seconds from an event to the decision: what was caused by the same fault comes within it."""
 ASK_AGAIN = 2.0
 """Seconds after which a publication that did not come back from the log is asked for again."""
-RING_DIAL = 0.02
+RING_DIAL = 0.005
 """Seconds from a report of a broken link until its peer is dialled, if nothing has explained it by then."""
 LOST_AFTER = 60.0
 """Seconds of an agent's silence after which its node, if none of its processes lives, is said to have left."""

@@ -53,7 +53,7 @@ ACTIONS = st.lists(
 
 # No explaining of failures: it traces every line and takes minutes.
 FEW = settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
