@@ -414,8 +414,8 @@ class Engine:
         settled = result.of.settled
         record = Record(result.of, self._loss_of(result))
         with shared.cv:
-            if settled.checkpoint and settled.checkpoint == shared.checkpoint:
-                shared.checkpoint = ""
+            if settled.checkpoint:
+                shared.checkpoint_settled(settled.checkpoint)
             if settled.stop:
                 shared.total = min(shared.total, result.of.step + 1)
             shared.complete(result)

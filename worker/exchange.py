@@ -6,6 +6,7 @@ waits for the other except here, and every wait ends when the world moves or the
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 import time
@@ -185,6 +186,7 @@ class Exchange:
         self._computing: set[int] = set()
         self._orphans: set[int] = set()
         self._pool: list[Buffer] = []
+        self._settled_checkpoints: collections.deque[str] = collections.deque(maxlen=16)
 
     # --------------------------------------------------------------------------------------- both sides
 
@@ -328,6 +330,21 @@ class Exchange:
             self.ready_at = step
             self.step, self.chain, self.current, self.whole = step, chain, True, True
             self.cv.notify_all()
+
+    # ------------------------------------------------------------------------------------- checkpoints
+
+    def ask_checkpoint(self, checkpoint: str, at_step: int) -> None:
+        """A checkpoint is asked for (bus thread), unless the ring has agreed on it before we heard of it."""
+        with self.cv:
+            if checkpoint not in self._settled_checkpoints:
+                self.checkpoint, self.checkpoint_from = checkpoint, at_step
+
+    def checkpoint_settled(self, checkpoint: str) -> None:
+        """The ring has agreed on this checkpoint, or it is over: nobody need ask for it any more."""
+        with self.cv:
+            self._settled_checkpoints.append(checkpoint)
+            if self.checkpoint == checkpoint:
+                self.checkpoint = ""
 
     # ----------------------------------------------------------------------------------- engine thread
 

@@ -59,6 +59,7 @@ class Saving:
         self._writers: dict[str, tuple[str, ...]] = {}
         self._warm = False
         self._due: tuple[str, Committed] | None = None
+        self._taken = ""
 
     def hear(self, event: CheckpointEvent) -> None:
         """An event of the checkpoint service (bus thread)."""
@@ -66,21 +67,22 @@ class Saving:
             if event.reassigned:
                 self._write_more(event)
             elif self._writer is not None:
-                with self._shared.cv:
-                    self._shared.checkpoint = event.checkpoint
-                    self._shared.checkpoint_from = event.at_step
+                self._shared.ask_checkpoint(event.checkpoint, event.at_step)
         elif isinstance(event, CheckpointCommitted | CheckpointFailed):
-            with self._shared.cv:
-                if self._shared.checkpoint == event.checkpoint:
-                    self._shared.checkpoint = ""
+            self._shared.checkpoint_settled(event.checkpoint)
             if self._writer is not None:
                 self._writer.cancel(event.checkpoint)
             self._drop(event.checkpoint)
 
     def agreed(self, committed: Committed) -> None:
-        """The step's control piece asks for a checkpoint after this step; it is taken at the next `begin`."""
-        if committed.settled.checkpoint:
-            self._due = (committed.settled.checkpoint, committed)
+        """The step's control piece asks for a checkpoint after this step; it is taken at the next `begin`.
+
+        Once an id: a worker that heard of the request late may have made the ring agree on it a second time.
+        """
+        checkpoint = committed.settled.checkpoint
+        if checkpoint and checkpoint != self._taken:
+            self._taken = checkpoint
+            self._due = (checkpoint, committed)
 
     def begin(self, step: int) -> None:
         """The state before `step` is in place: take the checkpoint that is due."""
