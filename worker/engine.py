@@ -93,6 +93,7 @@ class Engine:
         self._following: Link | None = None
         self._broken_at: float | None = None
         self._orphans = 0
+        self._leavers: frozenset[str] = frozenset()
         self._scrap: list[Buffer] = []
         self._learner = Learner(identity.job, identity.worker, identity.secret, shared)
         self._evicted = 0
@@ -257,6 +258,7 @@ class Engine:
         plain = roll_call.entry_to_plain(self._entry(world))
         token = circulate(place, len(world.members), self._previous, self._following, plain)
         entries = [roll_call.entry_from_plain(item) for item in token]
+        self._leavers = frozenset(e.worker for e in entries if e.leaving)
         return roll_call.decide(entries, self.slots, world.generation)
 
     def _entry(self, world: WorldChanged) -> Entry:
@@ -404,7 +406,7 @@ class Engine:
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
-                leaving=frozenset({self.identity.worker}) if shared.leaving else frozenset(),
+                leaving=self._leavers | ({self.identity.worker} if shared.leaving else frozenset()),
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
             )
@@ -419,6 +421,7 @@ class Engine:
             if settled.stop:
                 shared.total = min(shared.total, result.of.step + 1)
             shared.complete(result)
+        self._leavers |= settled.leaving  # one without slots has no voice any more: the others remember its wish
         self.ledger.known(settled.ledger)
         self.ledger.add(record, publish=publish)
         if publish and settled.checkpoint:

@@ -41,6 +41,10 @@ def test_all_leave_together_with_the_same_bits(rings):
             rings.world(staying)
         return all(w.outcome for w in workers)
 
-    wait_until(over, what=str([w.story() for w in workers]))
+    try:
+        wait_until(over, what="all have left")
+    except AssertionError as error:
+        raise AssertionError("\n".join([str(error), *(w.story() for w in workers)])) from None
     stopped = [w for w in workers if w.outcome == "done"]
+    assert stopped, "somebody must be the last, and stop the run with its state"
     assert len({w.digest for w in stopped}) == 1
