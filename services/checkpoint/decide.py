@@ -19,7 +19,7 @@ from reknit.core.events import (
     WorkerPulse,
 )
 from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
-from reknit.core.service import Decision, Out, Told
+from reknit.core.decision import Decision, Out, Told
 
 from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, covered, missing_in_words, orphans, reassign
 from .schedule import due

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from reknit.core.events import AgentLeft, Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
-from reknit.core.service import Decision, Disconnected, Out, Tick, Told
+from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
 
 from .cut import CHECK_WAIT, RELINK, removable
 from .formation import JOIN_WINDOW, enough

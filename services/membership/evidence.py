@@ -18,6 +18,7 @@ from reknit.core.events import Evidence
 
 Source: TypeAlias = Literal[
     "exit",
+    "dying",
     "refused",
     "leave",
     "join",
@@ -60,6 +61,15 @@ KINDS: dict[Source, Kind] = {
     kind.source: kind
     for kind in (
         Kind("exit", "process", True, "the agent", "the process was reaped, or its script raised", "2 ms", "never"),
+        Kind(
+            "dying",
+            "process",
+            True,
+            "the agent",
+            "the kernel has begun to end the process, its memory is not freed yet",
+            "0.5 ms after SIGKILL",
+            "never",
+        ),
         Kind(
             "refused",
             "process",

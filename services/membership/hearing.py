@@ -19,6 +19,7 @@ from reknit.core.events import (
     JobStopAsked,
     NodePulse,
     RingBroken,
+    WorkerDying,
     WorkerExited,
     WorkerFailed,
     WorkerLeaving,
@@ -109,7 +110,7 @@ def _opens(record: Record, event: Event) -> bool:
     match event:
         case RingBroken():
             return event in record.breaks
-        case WorkerExited() | WorkerFailed() | WorkerLeaving() | WorkerStuck() | WorkerUnreachable():
+        case WorkerDying() | WorkerExited() | WorkerFailed() | WorkerLeaving() | WorkerStuck() | WorkerUnreachable():
             return (event.worker, event.incarnation) in record.lives
         case WorkerRegistered() | AgentLeft() | JobScaled() | DrainAsked() | JobStopAsked():
             return True

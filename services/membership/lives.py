@@ -14,6 +14,7 @@ from reknit.core.events import (
     Event,
     Terms,
     WorkerCaughtUp,
+    WorkerDying,
     WorkerExited,
     WorkerFailed,
     WorkerFinished,
@@ -171,7 +172,7 @@ def _of_this_run(record: Record, life: Life) -> bool:
     )
 
 
-def _life_of(record: Record, event: WorkerExited) -> Life:
+def _life_of(record: Record, event: WorkerDying | WorkerExited) -> Life:
     """The life that ended; a process that came back after an eviction may have a newer one than its agent knows."""
     known = record.workers.get(event.worker)
     if (
@@ -181,6 +182,17 @@ def _life_of(record: Record, event: WorkerExited) -> Life:
     ):
         return known.life
     return event.worker, event.incarnation
+
+
+def _dying(record: Record, event: WorkerDying, _seq: int) -> Record:
+    """The process ends; what that means beyond its place in the ring is told by its exit."""
+    worker = _alive(record, *_life_of(record, event))
+    if worker is None or not record.open:
+        return record
+    detail = f"the kernel ends its process (pid {event.pid})"
+    asked = record.stop is not None or record.is_leaving(worker.member("active"))
+    evidence = observe("dying", event.worker, f"agent of {event.node}", detail)
+    return end(record, worker.life, Ending("left" if asked else "died", evidence, worker.node))
 
 
 def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
@@ -307,6 +319,7 @@ FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     WorkerStarted: _started,
     WorkerRegistered: _registered,
     WorkerRefused: _refused,
+    WorkerDying: _dying,
     WorkerExited: _exited,
     WorkerFailed: _failed,
     WorkerLeaving: _leaving,

@@ -12,6 +12,7 @@ from .view import Record, Worker
 _LISTED = 4
 _BRIEFLY = {
     "exit": "their agents reaped them or their scripts raised",
+    "dying": "their processes end",
     "refused": "nobody listens at their addresses any more",
     "leave": "their agents left",
     "join": "others have taken their places",

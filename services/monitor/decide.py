@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from reknit.core.events import Alert, Event, Pulse
-from reknit.core.service import Decision, Out, Told
+from reknit.core.decision import Decision, Out, Told
 
 from .book import Asked, weigh
 from .finding import Finding

@@ -13,7 +13,7 @@ import xxhash
 
 from reknit.core.events import EpochFinished, Event, Range, ShardsPlanned, WorkerPulse
 from reknit.core.plan import split
-from reknit.core.service import Decision, Out, Tick, Told
+from reknit.core.decision import Decision, Out, Tick, Told
 
 from . import pace
 from .eligibility import Eligible, eligible_in
