@@ -34,7 +34,7 @@ from offspring import Offspring
 from steplog import Reader, mended_at, newest, pause, restarted_at, steps_lost, whole
 
 from reknit.core.bus import Received
-from reknit.core.events import RingBroken, RingLinked, WorkerExited, WorkerUnreachable, WorldChanged
+from reknit.core.events import RingBroken, RingLinked, WorkerDying, WorkerExited, WorkerUnreachable, WorldChanged
 
 MEDIAN_LIMIT = 0.15
 """Seconds that reknit's median recovery may take."""
@@ -354,7 +354,7 @@ def stages(log: Sequence[Received], killed_at: float) -> dict[str, float]:
     for received in after:
         event, seconds = received.event, round(received.time - killed_at, 4)
         match event:
-            case RingBroken() | WorkerExited() | WorkerUnreachable():
+            case RingBroken() | WorkerDying() | WorkerExited() | WorkerUnreachable():
                 found.setdefault("evidence", seconds)
             case WorldChanged() if event.removed and "world" not in found:
                 found["world"], generation = seconds, event.generation

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 REKNIT = [str(Path(sys.executable).with_name("reknit"))]
 JOB, CALM = "demo", "calm"
 WORKERS = 3
-NOTICES = ("ring.broken", "worker.exited", "worker.unreachable")
+NOTICES = ("ring.broken", "worker.dying", "worker.exited", "worker.unreachable")
 """Kinds of events that are evidence of a death."""
 
 
@@ -277,6 +277,8 @@ def how(event: dict[str, Any]) -> str:
     """A piece of evidence in words."""
     if event["kind"] == "ring.broken":
         return f"its link to {event['peer']} broke: {event['error']}"
+    if event["kind"] == "worker.dying":
+        return "it waits on a lock that the process holds, which the kernel takes away first of all"
     if event["kind"] == "worker.exited":
         return f"it waits on the process, which ended by {event['signal'] or event['code']}"
     return f"nobody listens at {event['address']} any more"

@@ -22,12 +22,13 @@ from multiprocessing import forkserver, process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from reknit.core.context import AGENT, ENDPOINT, WORKER, WorkerContext, from_env
 from reknit.core.errors import ControlPlaneUnreachable, RefusedByJob, ReknitError, StaleGeneration
 from reknit.core.events import WorkerFailed
 from reknit.worker.agent.guard import die_with_parent
+from reknit.worker.agent.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from reknit.core.bus_thread import BusThread
@@ -51,6 +52,7 @@ class Order:
         args: the user's, untouched.
         module: `script` is a module's name.
         threads: intra-op threads.
+        lifeline: to be held for life; the agent waits for it.
     """
 
     worker: str
@@ -59,6 +61,7 @@ class Order:
     args: tuple[str, ...]
     module: bool
     threads: int
+    lifeline: Lifeline | None = None
 
 
 class Live(Protocol):
@@ -80,6 +83,9 @@ def main(order: Order, stdout: Connection, stderr: Connection) -> NoReturn:
     """Run the user's script in this freshly forked process; ends it with the script's exit status."""
     os.setsid()
     die_with_parent(os.getppid())
+    if order.lifeline is not None:
+        with suppress(OSError):  # then our death is noticed a little later
+            order.lifeline.hold()
     _take_streams(stdout, stderr)
     _take_signals()
     _take_environment(order)
@@ -255,7 +261,7 @@ def _be_the_main_process() -> None:
     Otherwise the script's default start method would be `forkserver`, its logs would say `w0-1` for MainProcess, and a
     forkserver of its own would be the agent's, whose children are not ours and would outlive us.
     """
-    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
+    multiprocessing.set_start_method(None, force=True)
     vars(process).update(_current_process=_MAIN_PROCESS(), _parent_process=None)
     server: Any = vars(forkserver)["_forkserver"]
     if server._forkserver_alive_fd is not None:  # noqa: SLF001

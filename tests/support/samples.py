@@ -38,6 +38,7 @@ from reknit.core.events import (
     StepsCommitted,
     Terms,
     WorkerCaughtUp,
+    WorkerDying,
     WorkerExited,
     WorkerFailed,
     WorkerFinished,
@@ -111,6 +112,7 @@ SAMPLES: tuple[Event | Pulse, ...] = (
         has_state_of=41,
         client_id=13,
     ),
+    WorkerDying(worker="n3-0", incarnation=1, node="n3", pid=73),
     WorkerExited(
         worker="n3-0",
         incarnation=1,

@@ -36,7 +36,7 @@ with reknit.join() as ring:
             step.backward(torch.nn.functional.mse_loss(model(x), y))
         optimizer.step()
 """
-EVIDENCE = {"ring.broken", "agent.worker_exited", "membership.dial"}
+EVIDENCE = {"ring.broken", "agent.worker_dying", "agent.worker_exited", "membership.dial"}
 STORY = {"membership.verdict", "shards.plan", "ring.link", "ring.roll_call", "step.recompute", "ring.first_commit"}
 
 

@@ -2,7 +2,8 @@
 
 `decide.py` is the pure reducer over `state.py`; `restart.py`, `stuck.py`, `world.py`, `exits.py`, `ending.py` are its
 rules, a concept each.
-`app.py` is the only asyncio. `forkserver.py`, `preload.py` and `guard.py` make the processes between agent and worker:
+`app.py` is the only asyncio. `lifeline.py` and `deathwatch.py` tell of a death before there is anything to reap.
+`forkserver.py`, `preload.py` and `guard.py` make the processes between agent and worker:
 
     agent ── guard (subreaper; sweeps when the agent dies) ── forkserver (torch imported) ── workers
 """

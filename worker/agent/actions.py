@@ -33,6 +33,13 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Be told at once when the worker's process ends."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Post:
     """Put an event on the log, through the outbox."""
 
@@ -55,7 +62,7 @@ class End:
     last_words: str = ""
 
 
-Action = Fork | AskToLeave | Kill | Post | Say | End
+Action = Fork | AskToLeave | Kill | Watch | Post | Say | End
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,22 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reknit.core import telemetry
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext, WorkerContext, to_env
-from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerExited, WorkerPulse
+from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse
 from reknit.worker.child import Order
 
-from . import procfs
-from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say
+from . import lifeline, procfs
+from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say, Watch
+from .deathwatch import Deathwatch
 from .decide import decide
 from .display import Display
 from .forkserver import Forkserver, Hand
 from .incarnation import next_incarnation
-from .inputs import Began, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
+from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
+from .lifeline import Lifeline
 from .output import Log, Output
 from .remains import Remains
 from .state import fresh
+from .telling import Telling
 
 _TICK = 0.25
 _OBSERVE_EVERY = 4
@@ -44,6 +46,7 @@ class Running:
     out: Output
     err: Output
     log: Log
+    watch: Deathwatch
     step: int = -1
     oom_kills: int = 0
     machine_oom_kills: int = 0
@@ -61,6 +64,8 @@ class Agent:
         self._bus: Bus | None = None
         self._running: dict[str, Running] = {}
         self._remains = Remains()
+        self._watching = True
+        self._telling = Telling()
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking = asyncio.Lock()
         self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -110,6 +115,8 @@ class Agent:
         context = self._context
         bus = await Bus.connect(context.endpoint, source=f"agent/{context.node}")
         self._bus = bus
+        if trouble := lifeline.why_not():
+            self._no_watch(trouble)
         joined = AgentJoined(
             node=context.node,
             run=context.run,
@@ -176,6 +183,7 @@ class Agent:
         if code is None or running.ended:
             return
         running.ended = True
+        running.watch.end()
         now = time.monotonic()
         loop = asyncio.get_running_loop()
         loop.remove_reader(running.hand.sentinel)
@@ -214,6 +222,8 @@ class Agent:
                 self._signal(worker, signal.SIGTERM)
             case Kill(worker=worker):
                 self._kill(worker)
+            case Watch(worker=worker):
+                self._watch(worker)
             case Say(text=text):
                 self._say(text)
             case End():
@@ -222,14 +232,29 @@ class Agent:
 
     def _post(self, action: Post) -> None:
         assert self._bus is not None
-        if isinstance(action.event, WorkerExited) and not action.event.expected:
-            # the first evidence opens the trace of the change that it causes
-            with telemetry.tracer().start_as_current_span("agent.worker_exited") as span:
-                span.set_attribute("worker", action.event.worker)
-                span.set_attribute("code", action.event.code)
-                self._bus.post(self._context.job, action.event, id=action.id, trace=telemetry.inject())
+        self._telling.post(self._bus, self._context.job, action)
+
+    def _watch(self, worker: str) -> None:
+        running = self._running.get(worker)
+        if running is None:
             return
-        self._bus.post(self._context.job, action.event, id=action.id)
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed: this agent ends too
+                loop.call_soon_threadsafe(self._on_dying, worker, running)
+
+        if not running.watch.begin(tell):
+            self._no_watch(f"{worker} holds no lifeline")
+
+    def _on_dying(self, worker: str, running: Running) -> None:
+        if not running.ended:
+            self._feed(Dying(worker, running.hand.pid, time.monotonic()))
+
+    def _no_watch(self, why: str) -> None:
+        if self._watching:
+            self._watching = False
+            self._say(f"deaths of workers are noticed when they are reaped, not before: {why}")
 
     async def _fork(self, action: Fork) -> None:
         worker = action.worker
@@ -241,17 +266,33 @@ class Agent:
             incarnation = next_incarnation(time.time_ns() // 1_000_000, action.attempt, action.last_incarnation)
             oom, machine_oom = procfs.oom_kills(), procfs.machine_oom_kills()
             waiting = asyncio.get_running_loop().call_later(_SLOW_LOADING, self._say, "still loading torch …")
+            line = self._lifeline()
+            order = self._order(action, incarnation, line)
             try:
-                hand = await asyncio.to_thread(self._forkserver.fork, self._order(action, incarnation))
+                hand = await asyncio.to_thread(self._forkserver.fork, order)
             except (OSError, EOFError) as error:
                 self._forkserver.lost = isinstance(error, EOFError | ConnectionError)
+                if line is not None:
+                    line.close()
                 self._feed(ForkFailed(worker, f"{type(error).__name__}: {error}", time.monotonic()))
                 return
             finally:
                 waiting.cancel()
-        self._adopt(worker, hand, incarnation, oom, machine_oom)
+                if line is not None:
+                    line.sent()
+        running = self._adopt(worker, hand, Deathwatch(line, hand.pid), incarnation)
+        running.oom_kills, running.machine_oom_kills = oom, machine_oom
+        self._feed(Forked(worker, incarnation, hand.pid, time.monotonic()))
 
-    def _adopt(self, worker: str, hand: Hand, incarnation: int, oom: int, machine_oom: int) -> None:
+    def _lifeline(self) -> Lifeline | None:
+        if self._watching:
+            try:
+                return Lifeline.make()
+            except OSError as error:
+                self._no_watch(str(error))
+        return None
+
+    def _adopt(self, worker: str, hand: Hand, watch: Deathwatch, incarnation: int) -> Running:
         file = Log(self._context.log_dir, worker)
         file.write(f"--- {worker}, incarnation {incarnation}, pid {hand.pid} ---\n".encode())
         running = Running(
@@ -260,15 +301,14 @@ class Agent:
             out=Output(hand.stdout.fileno(), worker, file, self._display, error=False),
             err=Output(hand.stderr.fileno(), worker, file, self._display, error=True),
             log=file,
-            oom_kills=oom,
-            machine_oom_kills=machine_oom,
+            watch=watch,
         )
         self._running[worker] = running
         loop = asyncio.get_running_loop()
         for stream in (running.out, running.err):
             loop.add_reader(stream.fd, self._on_output, stream, file)
         loop.add_reader(hand.sentinel, self._on_exit, worker, running)
-        self._feed(Forked(worker, incarnation, hand.pid, time.monotonic()))
+        return running
 
     def _on_output(self, stream: Output, file: Log) -> None:
         stream.read()
@@ -277,7 +317,7 @@ class Agent:
         if stream.ended:
             asyncio.get_running_loop().remove_reader(stream.fd)
 
-    def _order(self, action: Fork, incarnation: int) -> Order:
+    def _order(self, action: Fork, incarnation: int, line: Lifeline | None) -> Order:
         mine = self._context
         context = WorkerContext(
             endpoint=mine.endpoint,
@@ -293,7 +333,7 @@ class Agent:
             checkpoint_dir=mine.checkpoint_dir,
             resume=mine.resume,
         )
-        return Order(action.worker, to_env(context), mine.script, mine.args, mine.module, self._threads)
+        return Order(action.worker, to_env(context), mine.script, mine.args, mine.module, self._threads, line)
 
     def _signal(self, worker: str, number: int) -> None:
         running = self._running.get(worker)

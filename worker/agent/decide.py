@@ -24,7 +24,7 @@ from reknit.core.events import (
 
 from . import ending, exits, world
 from .actions import Action, Decision, Fork, Post, Say
-from .inputs import Began, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
+from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
 from .state import Place, State
 from .stuck import follow
 
@@ -42,6 +42,8 @@ def decide(state: State, told: Input) -> Decision:
 
 def _dispatch(state: State, told: Input) -> Decision:
     match told:
+        case Dying():
+            decision = exits.on_dying(state, told)
         case Exited():
             decision = exits.on_exit(state, told)
         case Heard():

@@ -1,16 +1,27 @@
-"""A worker process has ended: what is published, and what comes in its place. Pure."""
+"""A worker process ends or has ended: what is published, and what comes in its place. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from reknit.core.events import WorkerExited
+from reknit.core.events import WorkerDying, WorkerExited
 
 from .actions import Action, Decision, Post, Say
 from .exit_status import in_words, signal_name
-from .inputs import Exited, ForkFailed
+from .inputs import Dying, Exited, ForkFailed
 from .restart import after_exit
 from .state import Place, State
+
+
+def on_dying(state: State, told: Dying) -> Decision:
+    """Publish that a worker of the ring ends; how, and what follows, is known when it is reaped."""
+    place = state.place(told.worker)
+    if place is None or not place.living or place.pid != told.pid:
+        return Decision(state)
+    if place.finished or place.error or state.mode in {"finishing", "failing"}:
+        return Decision(state)  # the ring goes on without it already, or is at its end
+    dying = WorkerDying(worker=place.worker, incarnation=place.incarnation, node=state.node, pid=told.pid)
+    return Decision(state, (Post(dying, f"dying/{place.worker}/{place.incarnation}"),))
 
 
 def on_exit(state: State, told: Exited) -> Decision:

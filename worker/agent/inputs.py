@@ -46,6 +46,15 @@ class ForkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Dying:
+    """The kernel has begun to end a worker process; that it was reaped follows."""
+
+    worker: str
+    pid: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """A worker process was reaped.
 
@@ -88,4 +97,4 @@ class Signalled:
     now: float
 
 
-Input = Heard | Began | Forked | ForkFailed | Exited | Ticked | Signalled
+Input = Heard | Began | Forked | ForkFailed | Dying | Exited | Ticked | Signalled

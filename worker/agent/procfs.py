@@ -11,6 +11,7 @@ from .stuck import Look
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,13 @@ def entry(pid: int) -> Entry | None:
     if len(fields) < 20:
         return None
     return Entry(parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]), state=fields[0])
+
+
+def is_ending(pid: int) -> bool:
+    """True if the kernel has begun to end the process's main thread, or nothing is left of the process."""
+    text = _read(_PROC / str(pid) / "stat")
+    fields = text[text.rfind(")") + 2 :].split()
+    return len(fields) < 7 or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
 
 
 def look(pid: int) -> Look | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from reknit.core.events import WorkerRefused, WorkerRegistered, WorldChanged
 
-from .actions import Decision, Say
+from .actions import Decision, Say, Watch
 from .ending import ask, kill
 from .state import Place, State, place_id
 
@@ -42,7 +42,7 @@ def on_registered(state: State, event: WorkerRegistered) -> Decision:
         evicted_at=None,
         incarnation=max(place.incarnation, event.incarnation),
     )
-    return Decision(state.with_place(place))
+    return Decision(state.with_place(place), (Watch(place.worker),))
 
 
 def on_refused(state: State, event: WorkerRefused, now: float) -> Decision:

@@ -73,6 +73,7 @@ class Evidence(Part, frozen=True):
     """Worker or node id."""
     source: Literal[
         "exit",
+        "dying",
         "disconnect",
         "refused",
         "unreachable",
@@ -200,6 +201,15 @@ class WorkerRegistered(Event, frozen=True, tag="worker.registered"):
     """The step whose weights this worker already holds (a member that was evicted and comes back), -1: none."""
     client_id: int = 0
     """NATS client id of the worker's connection."""
+
+
+class WorkerDying(Event, frozen=True, tag="worker.dying"):
+    """The kernel has begun to end the process: certain evidence. `worker.exited` follows with its status."""
+
+    worker: str
+    incarnation: int
+    node: str
+    pid: int
 
 
 class WorkerExited(Event, frozen=True, tag="worker.exited"):
@@ -546,6 +556,7 @@ NodeEvent = AgentJoined | AgentLeft
 WorkerEvent = (
     WorkerStarted
     | WorkerRegistered
+    | WorkerDying
     | WorkerExited
     | WorkerFailed
     | WorkerLeaving
