@@ -30,6 +30,8 @@ from offspring import Offspring
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
 from reknit.core.events import (
+    CheckpointCommitted,
+    CheckpointRestored,
     JobFinished,
     JobScaled,
     Member,
@@ -77,6 +79,7 @@ class Stage:
     bus: BusThread
     log: Log
     happened: list[str]
+    job: Job
 
     @property
     def world(self) -> WorldChanged:
@@ -100,6 +103,14 @@ class Stage:
         """SIGKILL a worker."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, signal.SIGKILL)
+
+    def kill_part(self, name: str) -> None:
+        """SIGKILL the broker, a service or the agent."""
+        mark = next(m for m in self.job.processes() if m.what == name)
+        os.kill(mark.pid, signal.SIGKILL)
+        wait_for(f"the end of {name}", lambda: not mark.alive, WITHIN)
+        wait_for(f"another {name}", lambda: any(m.what == name and m.alive for m in self.job.processes()), WITHIN)
+        self.happened.append(f"{name} killed")
 
     def at_world(self, suits: Callable[[WorldChanged], bool], then: Callable[[WorldChanged], None]) -> threading.Event:
         """Do something the moment that a world that suits is announced, once; returns what says that it was done."""
@@ -133,6 +144,7 @@ class History:
         plot: what is done in mid-run, None: nothing.
         proof: looks into the log after the end whether it really happened.
         die: `WORKER:STEP`, a worker that kills itself in the middle of that step.
+        flags: more flags of `reknit run`.
     """
 
     name: str
@@ -140,6 +152,7 @@ class History:
     plot: Plot | None = None
     proof: Proof | None = None
     die: str = ""
+    flags: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------------ plots
@@ -219,6 +232,61 @@ def _kill_three(stage: Stage) -> None:
     stage.trains(3)
 
 
+def _kill_all(stage: Stage) -> None:
+    """Kill all at once after a checkpoint: nobody has the state any more."""
+    world = stage.trains(3)
+    wait_for("a checkpoint", lambda: stage.log.of(CheckpointCommitted), WITHIN)
+    steps = stage.log.of(StepsCommitted)[-1].last
+    wait_for("more steps", lambda: stage.log.of(StepsCommitted)[-1].last > steps + 5, WITHIN)
+    for member in world.members:
+        stage.kill(member)
+    wait_for("the restored state", lambda: stage.log.of(CheckpointRestored)[-1:], WITHIN)
+    stage.trains(3)
+
+
+def _restored(stage: Stage) -> None:
+    found = [e for e in stage.log.of(CheckpointRestored) if e.checkpoint]
+    if not found:
+        raise DidNotHappen("no checkpoint was restored")
+    stage.happened.append(f"all killed; restored the checkpoint of {found[0].step} steps")
+
+
+def _freeze(stage: Stage) -> None:
+    """Stop a worker until the others go on without it, then let it run again."""
+    world = stage.trains(3)
+    frozen = world.members[1]
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        wait_for("the world without it", lambda: _removed(stage, frozen), WITHIN)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(frozen.pid, signal.SIGCONT)
+    stage.trains(3)
+
+
+def _frozen(stage: Stage) -> None:
+    world = next(w for w in stage.log.of(WorldChanged) if w.removed)
+    again = next((w for w in stage.log.of(WorldChanged) if set(w.added) & set(world.removed)), None)
+    if again is None:
+        raise DidNotHappen("the frozen worker never came back")
+    before = {m.pid for w in stage.log.of(WorldChanged) for m in w.members if w.generation < world.generation}
+    same = {m.pid for m in again.members} <= before
+    stage.happened.append(f"{world.removed[0]} frozen and left out; came back as {'itself' if same else 'another'}")
+
+
+def _kill_broker(stage: Stage) -> None:
+    """Kill the broker, and a worker while it is away; then the membership service."""
+    world = stage.trains(3)
+    stage.kill(world.members[2])
+    stage.kill_part("broker")
+    wait_for("the world without it", lambda: _removed(stage, world.members[2]), WITHIN)
+    stage.trains(3)
+    stage.kill_part("membership")
+    stage.kill(stage.world.members[0])
+    wait_for("one more death", lambda: len([w for w in stage.log.of(WorldChanged) if w.removed]) >= 2, WITHIN)
+    stage.trains(3)
+
+
 def _deaths(count: int) -> Proof:
     def proof(stage: Stage) -> None:
         worlds = [w for w in stage.log.of(WorldChanged) if w.removed and w.status == "running"]
@@ -248,6 +316,11 @@ HISTORIES = (
     History("1 to 3 to 2 to 4 workers", 1, _scale_about, _scaled_about),
     History("5 workers, a kill during a rebuild", 5, _kill_twice, _killed_twice),
     History("3 workers, a join during a kill", 3, _join_and_kill, _joined_and_killed),
+    History("3 workers, one frozen and back again", 3, _freeze, _frozen),
+    History("3 workers, broker and membership killed with workers", 3, _kill_broker, _deaths(2)),
+    History(
+        "3 workers, all killed, from a checkpoint", 3, _kill_all, _restored, flags=("--checkpoint-every-steps", "20")
+    ),
 )
 QUICK = (0, 1, 3, 5)
 
@@ -295,11 +368,11 @@ def _together(history: History, offspring: Offspring, folder: Path, outcome: Out
         args += ["--pace", str(PACE)]
     if history.die:
         args += ["--die", history.die]
-    job = Job(offspring, home, "exact_net.py", args, workers=history.workers)
+    job = Job(offspring, home, "exact_net.py", args, workers=history.workers, flags=history.flags)
     job.start()
     try:
         with job.listening() as (bus, log):
-            stage = Stage(bus, log, outcome.happened)
+            stage = Stage(bus, log, outcome.happened, job)
             if history.plot is not None:
                 history.plot(stage)
             (folder / "go").touch()

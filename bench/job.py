@@ -28,7 +28,7 @@ from reknit.core.bus_thread import BusThread
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import Event
-from reknit.core.home import Home
+from reknit.core.home import Home, Mark
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -173,6 +173,11 @@ class Job:
         """Where the job's broker is, None if it is not up yet."""
         home = Home.at(str(self.home))
         return home.up.endpoint() if self._up else home.job(NAME).endpoint()
+
+    def processes(self) -> list[Mark]:
+        """Launchers, agents, and the broker and services that they keep, as run.json has them."""
+        runs = Home.at(str(self.home)).job(NAME).runs()
+        return [mark for node in runs.nodes.values() for mark in (*node.children, node.launcher)]
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[BusThread, Log]]:

@@ -25,7 +25,6 @@ from offspring import Offspring
 
 from reknit.core.bus_thread import BusThread
 from reknit.core.events import JobScaled, Member, RingLinked, WorldChanged
-from reknit.core.home import Home
 
 WITHIN = 60.0
 SLOW = 5.0
@@ -92,11 +91,9 @@ def change(how: str, bus: BusThread, log: Log, world: WorldChanged, keep: Member
     return wait_for("the replacement", lambda: linked(log, 3, world.generation), WITHIN)
 
 
-def others(home: Path) -> dict[str, psutil.Process]:
-    """Agent, broker and services of the job, from its run.json."""
-    runs = Home.at(str(home)).job(NAME).runs()
-    marks = [mark for node in runs.nodes.values() for mark in (*node.children, node.launcher)]
-    return {mark.what: psutil.Process(mark.pid) for mark in marks if mark.alive}
+def others(job: Job) -> dict[str, psutil.Process]:
+    """Launcher, agent, broker and services of the job."""
+    return {mark.what: psutil.Process(mark.pid) for mark in job.processes() if mark.alive}
 
 
 def measured(changes: int, how: str) -> dict[str, Any]:
@@ -107,7 +104,7 @@ def measured(changes: int, how: str) -> dict[str, Any]:
         with job.listening() as (bus, log):
             world = wait_for("the first world", lambda: linked(log, 3, 0), WITHIN)
             keep = world.members[0]
-            samples = {"worker": Samples()} | {name: Samples() for name in others(job.home)}
+            samples = {"worker": Samples()} | {name: Samples() for name in others(job)}
             took = []
             for number in range(1, changes + 1):
                 began = time.monotonic()
@@ -118,7 +115,7 @@ def measured(changes: int, how: str) -> dict[str, Any]:
                 if all(m.pid != keep.pid for m in world.members):
                     raise RuntimeError(f"change {number}: {keep.worker} was to live on and does not: {world.reason}")
                 samples["worker"].take(number, psutil.Process(keep.pid))
-                for name, process in others(job.home).items():
+                for name, process in others(job).items():
                     samples.setdefault(name, Samples()).take(number, process)
                 if number % 20 == 0:
                     print(f"{number}: {samples['worker'].growth()}", file=sys.stderr, flush=True)
