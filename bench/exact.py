@@ -109,7 +109,6 @@ class Stage:
         mark = next(m for m in self.job.processes() if m.what == name)
         os.kill(mark.pid, signal.SIGKILL)
         wait_for(f"the end of {name}", lambda: not mark.alive, WITHIN)
-        wait_for(f"another {name}", lambda: any(m.what == name and m.alive for m in self.job.processes()), WITHIN)
         self.happened.append(f"{name} killed")
 
     def at_world(self, suits: Callable[[WorldChanged], bool], then: Callable[[WorldChanged], None]) -> threading.Event:
