@@ -190,7 +190,7 @@ def _dying(record: Record, event: WorkerDying, _seq: int) -> Record:
     if worker is None or not record.open:
         return record
     detail = f"the kernel ends its process (pid {event.pid})"
-    asked = record.stop is not None or record.is_leaving(worker.member("active"))
+    asked = event.expected or record.stop is not None or record.is_leaving(worker.member("active"))
     evidence = observe("dying", event.worker, f"agent of {event.node}", detail)
     return end(record, worker.life, Ending("left" if asked else "died", evidence, worker.node))
 

@@ -11,6 +11,7 @@ from reknit.core.events import (
     JobFinished,
     JobStopAsked,
     JobSubmitted,
+    WorkerDying,
     WorkerExited,
     WorkerFailed,
     WorkerFinished,
@@ -21,8 +22,8 @@ from reknit.core.events import (
     WorkerStuck,
     WorldChanged,
 )
-from reknit.worker.agent.actions import AskToLeave, End, Fork, Kill, Post, Say
-from reknit.worker.agent.inputs import Exited, ForkFailed, Signalled
+from reknit.worker.agent.actions import AskToLeave, End, Fork, Kill, Post, Say, Watch
+from reknit.worker.agent.inputs import Dying, Exited, ForkFailed, Signalled
 from support.nodes import JOINED, TERMS, Node
 
 
@@ -55,6 +56,42 @@ def test_the_exit_is_published_before_anything_else_is_done() -> None:
         log="/l",
     )
     assert isinstance(did[-1], Fork)
+
+
+def test_a_death_is_published_when_it_begins_and_nothing_else_is_done() -> None:
+    node = Node().train()
+    place = node.place()
+    before = node.state
+    (said,) = node.dying(0)
+    assert isinstance(said, Post)
+    assert said.event == WorkerDying(worker="w0-0", incarnation=place.incarnation, node="w0", pid=101)
+    assert node.state == before
+    assert isinstance(node.exit(0, -9)[-1], Fork)
+    assert not node.last(WorkerExited).expected
+    assert node.feed(Dying("w0-0", 101, node.now)) == [], "of a process that is gone"
+
+
+def test_a_death_that_nobody_waits_for_is_not_published() -> None:
+    node = Node().train()
+    place = node.place()
+    node.hear(WorkerFinished(worker="w0-0", incarnation=place.incarnation, generation=1, step=9))
+    assert node.dying(0) == []
+    node.hear(JobFinished(run="run", outcome="failed", reason="r"))
+    assert node.dying(1) == []
+
+
+def test_whoever_was_asked_to_leave_dies_as_expected() -> None:
+    node = Node().train()
+    node.hear(DrainAsked(target="w0-0"))
+    node.dying(0)
+    node.dying(1)
+    assert [e.expected for e in node.all(WorkerDying)] == [True, False]
+
+
+def test_a_registered_worker_is_watched() -> None:
+    node = Node()
+    node.fork()
+    assert node.register(0) == [Watch("w0-0")]
 
 
 def test_deaths_are_answered_with_growing_pauses() -> None:

@@ -9,6 +9,7 @@ from reknit.core.events import (
     DrainAsked,
     JobFinished,
     JobStopAsked,
+    WorkerDying,
     WorkerExited,
     WorkerFinished,
     WorkerLeaving,
@@ -47,6 +48,11 @@ class Storm(Node):
 
     def killed(self, i: int) -> None:
         self._dies(i, -9)
+
+    def dying_first(self, i: int) -> None:
+        if self.place(i).phase in {"alive", "ending", "killed"}:
+            self.dying(i)
+            self._dies(i, -9)
 
     def ended_well(self, i: int) -> None:
         self._dies(i, 0)
@@ -119,6 +125,8 @@ def test_whatever_happens(history: list[tuple[str, int]]) -> None:
         if node.state.mode == "ended":
             assert not any(p.phase in {"alive", "ending", "forking", "waiting"} for p in node.state.places)
     assert len(node.all(WorkerExited)) == node.exits
+    exits = [(e.worker, e.incarnation) for e in node.all(WorkerExited)]
+    assert {(e.worker, e.incarnation) for e in node.all(WorkerDying)} <= set(exits)
     keys = [(e.worker, e.incarnation) for e in node.all(WorkerStarted)]
     assert len(keys) == len(set(keys)) <= len(node.all(Fork))
     assert len(node.all(End)) <= 1

@@ -27,6 +27,8 @@ ACTIONS = st.lists(
                 "register",
                 "kill",
                 "kill",
+                "dies",
+                "dies",
                 "kill-silently",
                 "kill-node",
                 "freeze",
@@ -140,6 +142,7 @@ class History:
     def act_on(self, action: str, name: str) -> None:
         {
             "kill": self.kill,
+            "dies": self.dies,
             "kill-silently": self.kill_silently,
             "kill-node": self.kill_node,
             "freeze": self.freeze,
@@ -155,6 +158,12 @@ class History:
     def kill(self, name: str) -> None:
         self.lose(name)
         self.town.kill(name)
+
+    def dies(self, name: str) -> None:
+        self.lose(name)
+        client = self.town.bodies[name].client_id
+        self.town.later(0.02, lambda: self.town.disconnect(client))
+        self.town.dies(name, [0.0, 0.001, 0.03, 1.0, None][self.next_incarnation % 5])
 
     def kill_silently(self, name: str) -> None:
         self.lose(name)

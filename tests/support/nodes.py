@@ -15,7 +15,7 @@ from reknit.core.events import (
 from reknit.worker.agent.actions import Action, Post
 from reknit.worker.agent.decide import decide
 from reknit.worker.agent.incarnation import next_incarnation
-from reknit.worker.agent.inputs import Began, Exited, Forked, Heard, Input, Ticked
+from reknit.worker.agent.inputs import Began, Dying, Exited, Forked, Heard, Input, Ticked
 from reknit.worker.agent.state import Place, fresh
 from reknit.worker.agent.stuck import Look
 
@@ -93,6 +93,10 @@ class Node:
             self.register(i)
         self.world(*indexes)
         return self
+
+    def dying(self, index: int = 0) -> list[Action]:
+        place = self.place(index)
+        return self.feed(Dying(worker=place.worker, pid=place.pid, now=self.now))
 
     def exit(self, index: int = 0, code: int = -9, **fields: object) -> list[Action]:
         place = self.place(index)

@@ -112,7 +112,7 @@ SAMPLES: tuple[Event | Pulse, ...] = (
         has_state_of=41,
         client_id=13,
     ),
-    WorkerDying(worker="n3-0", incarnation=1, node="n3", pid=73),
+    WorkerDying(worker="n3-0", incarnation=1, node="n3", pid=73, expected=True),
     WorkerExited(
         worker="n3-0",
         incarnation=1,

@@ -25,6 +25,7 @@ from reknit.core.events import (
     RingBroken,
     StepsCommitted,
     Terms,
+    WorkerDying,
     WorkerExited,
     WorkerFailed,
     WorkerFinished,
@@ -170,6 +171,20 @@ class Town:
         self.say(
             WorkerExited(worker=worker, incarnation=body.incarnation, node=body.node, pid=body.pid, code=code, **more)
         )
+
+    def dies(self, worker: str, exit_after: float | None = 0.03, *, expected: bool = False) -> None:
+        """The kernel begins to end the process, which is told at once; it is reaped a while later, or never."""
+        body = self.bodies[worker]
+        body.beats, body.dial = False, "refused"
+        dying = WorkerDying(
+            worker=worker, incarnation=body.incarnation, node=body.node, pid=body.pid, expected=expected
+        )
+        self.say(dying)
+        if exit_after is not None:
+            exited = WorkerExited(
+                worker=worker, incarnation=body.incarnation, node=body.node, pid=body.pid, code=-9, expected=expected
+            )
+            self.later(exit_after, lambda: self.say(exited) and None)
 
     def failed(self, worker: str, error: str = "ValueError: boom", step: int = 0) -> None:
         body = self.bodies[worker]

@@ -16,11 +16,17 @@ from .state import Place, State
 def on_dying(state: State, told: Dying) -> Decision:
     """Publish that a worker of the ring ends; how, and what follows, is known when it is reaped."""
     place = state.place(told.worker)
-    if place is None or not place.living or place.pid != told.pid:
+    if place is None or place.phase not in {"alive", "ending", "killed"} or place.pid != told.pid:
         return Decision(state)
     if place.finished or place.error or state.mode in {"finishing", "failing"}:
         return Decision(state)  # the ring goes on without it already, or is at its end
-    dying = WorkerDying(worker=place.worker, incarnation=place.incarnation, node=state.node, pid=told.pid)
+    dying = WorkerDying(
+        worker=place.worker,
+        incarnation=place.incarnation,
+        node=state.node,
+        pid=told.pid,
+        expected=_expected(state, place),
+    )
     return Decision(state, (Post(dying, f"dying/{place.worker}/{place.incarnation}"),))
 
 
@@ -31,7 +37,7 @@ def on_exit(state: State, told: Exited) -> Decision:
         return Decision(state)
     if told.code != 0:
         place = replace(place, tail=told.stderr_tail, log=told.log)
-    expected = _expected(state, place, told.code)
+    expected = _expected(state, place) or (told.code == 0 and not place.registered)
     exited = WorkerExited(
         worker=place.worker,
         incarnation=place.incarnation,
@@ -72,11 +78,11 @@ def on_fork_failed(state: State, told: ForkFailed) -> Decision:
     return Decision(state.with_place(place), (said,))
 
 
-def _expected(state: State, place: Place, code: int) -> bool:
-    """True after a finish, drain or stop, and for a script that never joined and came to its end."""
+def _expected(state: State, place: Place) -> bool:
+    """True after a finish, drain or stop; a script that never joined may also just come to its end."""
     asked = bool(place.why) and not place.again
     over = state.mode in {"draining", "finishing", "failing"}
-    return asked or over or place.finished or place.leaving or (code == 0 and not place.registered)
+    return asked or over or place.finished or place.leaving
 
 
 def _next(state: State, place: Place, told: Exited, expected: bool) -> Decision:

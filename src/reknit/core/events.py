@@ -210,6 +210,8 @@ class WorkerDying(Event, frozen=True, tag="worker.dying"):
     incarnation: int
     node: str
     pid: int
+    expected: bool = False
+    """True after a drain or stop."""
 
 
 class WorkerExited(Event, frozen=True, tag="worker.exited"):
