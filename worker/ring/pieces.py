@@ -62,10 +62,30 @@ class Shape:
         return np.empty(self.nbytes, dtype=np.uint8)
 
 
-def begin(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:
-    """Write the fold of the first slots of a step into `out`'s piece; `slots` is in slot order and not empty."""
-    out[piece.start : piece.end] = slots[0][piece.start : piece.end]
-    add(out, slots[1:], piece)
+def begin(out: Buffer, slots: Sequence[Buffer], piece: Piece, *, keep: bool) -> memoryview:
+    """Fold the first slots of a step; `slots` is in slot order and not empty.
+
+    Args:
+        out: where the fold goes.
+        slots: the slots' buffers.
+        piece: which bytes.
+        keep: the fold must be in `out`; else a single slot need not be copied.
+
+    Returns:
+        Where the fold of this piece is: in `out`, or in the single slot's own buffer.
+    """
+    first = slots[0][piece.start : piece.end]
+    place = out[piece.start : piece.end]
+    if piece.dtype != "raw" and len(slots) > 1:
+        np.add(
+            first.view(piece.dtype), slots[1][piece.start : piece.end].view(piece.dtype), out=place.view(piece.dtype)
+        )
+        add(out, slots[2:], piece)
+    elif keep:
+        place[:] = first
+    else:
+        return first.data
+    return place.data
 
 
 def add(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:

@@ -146,8 +146,7 @@ class Reduction:
         covered = self.slots if final else self.where.own
         self._send(kind, 0, covered, control.encode(settled if settled is not None else wishes))
         for number, piece in enumerate(self.cut, 1):
-            pieces.begin(self.result, own, piece)
-            view = self.result.data[piece.start : piece.end]
+            view = pieces.begin(self.result, own, piece, keep=final)
             if final:
                 digest.update(view)
             self._send(kind, number, covered, view)
