@@ -11,6 +11,7 @@ import dataclasses
 import xxhash
 
 from reknit.core import wire
+from reknit.core.decision import Decision, Out, Told
 from reknit.core.events import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -19,7 +20,6 @@ from reknit.core.events import (
     WorkerPulse,
 )
 from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
-from reknit.core.decision import Decision, Out, Told
 
 from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, covered, missing_in_words, orphans, reassign
 from .schedule import due

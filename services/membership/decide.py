@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.events import AgentLeft, Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
+from reknit.core.events import AgentLeft, Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
 
 from .cut import CHECK_WAIT, RELINK, removable
 from .formation import JOIN_WINDOW, enough

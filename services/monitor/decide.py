@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.events import Alert, Event, Pulse
 from reknit.core.decision import Decision, Out, Told
+from reknit.core.events import Alert, Event, Pulse
 
 from .book import Asked, weigh
 from .finding import Finding

@@ -11,9 +11,9 @@ import dataclasses
 
 import xxhash
 
+from reknit.core.decision import Decision, Out, Tick, Told
 from reknit.core.events import EpochFinished, Event, Range, ShardsPlanned, WorkerPulse
 from reknit.core.plan import split
-from reknit.core.decision import Decision, Out, Tick, Told
 
 from . import pace
 from .eligibility import Eligible, eligible_in

@@ -30,9 +30,7 @@ def script(tmp_path: Path) -> Path:
         (tmp_path / folder / "__init__.py").write_text(trap)
     train = tmp_path / "train.py"
     train.write_text(
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    print(importlib.import_module(name).__file__)\n"
+        "import importlib, sys\nfor name in sys.argv[1:]:\n    print(importlib.import_module(name).__file__)\n"
     )
     return train
 
@@ -42,9 +40,7 @@ def test_files_beside_the_script_shadow_nothing(script: Path, launch: str) -> No
     names = ["reknit.core", "reknit.worker", "reknit.worker.ring", "reknit.services.membership"]
     how = [str(script)] if launch == "as a script" else ["-m", script.stem]
 
-    run = subprocess.run(
-        [sys.executable, *how, *names], cwd=script.parent, capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, *how, *names], cwd=script.parent, capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) == len(names)

@@ -102,6 +102,4 @@ def test_installed_wheel_imports_with_the_source_out_of_reach(built: Built, tmp_
 def test_declared_build_requirements_are_enough(built: Built, tmp_path: Path) -> None:
     isolated = build(tmp_path)
 
-    assert sorted(zipfile.ZipFile(isolated.wheel).namelist()) == sorted(
-        zipfile.ZipFile(built.wheel).namelist()
-    )
+    assert sorted(zipfile.ZipFile(isolated.wheel).namelist()) == sorted(zipfile.ZipFile(built.wheel).namelist())
