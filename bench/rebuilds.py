@@ -29,9 +29,12 @@ from reknit.core.events import JobScaled, Member, RingLinked, WorldChanged
 WITHIN = 60.0
 SLOW = 5.0
 """Seconds from which on a change is worth a remark."""
-PER_CHANGE = 0.02
-"""Descriptors or threads a change that count as a leak: one in fifty changes."""
-KIB_PER_CHANGE = 64.0
+LIMITS = {
+    "fds_per_change": (0.02, 3.0),
+    "threads_per_change": (0.02, 3.0),
+    "rss_kib_per_change": (64.0, 4096.0),
+}
+"""What counts as a leak: the growth a change, and what it must come to over the run, lest a short run show its noise."""
 
 
 @dataclass
@@ -133,9 +136,12 @@ def measured(changes: int, how: str) -> dict[str, Any]:
 
 def leaks(found: dict[str, Any]) -> list[str]:
     """Say what the worker gains with each change."""
-    worker = found["worker"]
-    limits = {"fds_per_change": PER_CHANGE, "threads_per_change": PER_CHANGE, "rss_kib_per_change": KIB_PER_CHANGE}
-    return [f"{name} {worker[name]}, limit {limit}" for name, limit in limits.items() if worker[name] > limit]
+    worker, changes = found["worker"], found["changes"]
+    return [
+        f"{name} {worker[name]}, limit {limit}"
+        for name, (limit, in_all) in LIMITS.items()
+        if worker[name] > limit and worker[name] * changes > in_all
+    ]
 
 
 def main() -> int:

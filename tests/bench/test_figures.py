@@ -106,7 +106,8 @@ def test_a_leak_is_a_slope():
     samples = rebuilds.Samples([1, 2, 3, 4], [10, 11, 12, 13], [5, 5, 5, 5], [1000, 1000, 1000, 1000])
     growth = samples.growth()
     assert (growth["fds_per_change"], growth["threads_per_change"]) == (1.0, 0.0)
-    assert rebuilds.leaks({"worker": growth}) == ["fds_per_change 1.0, limit 0.02"]
+    assert rebuilds.leaks({"worker": growth, "changes": 4}) == ["fds_per_change 1.0, limit 0.02"]
+    assert rebuilds.leaks({"worker": growth, "changes": 2}) == []
 
 
 def test_stages_of_a_recovery_come_from_the_log():
