@@ -409,6 +409,7 @@ class Engine:
                 leaving=self._leavers | ({self.identity.worker} if shared.leaving else frozenset()),
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
+                chain=shared.chain,
             )
 
     def _commit(self, result: Result, *, publish: bool) -> None:

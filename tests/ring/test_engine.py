@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reknit.worker.exchange import Result
 from support.rings import PretendWorker, Rings, wait_until
 
 SLOTS, TOTAL = 8, 12
@@ -244,3 +246,26 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
     ]
     told = [*history, *(w.story() for w in rings.workers.values()), *wrong[:2]]
     assert got == {expected}, "\n".join(told)
+
+
+def test_a_wrong_result_on_one_worker_is_found_at_the_next_step_and_healed(rings, calm):
+    """One worker's result of one step is not what the others have (a bit that TCP's checksum let through, say)."""
+    names = ["a", "b", "c"]
+    for n in names:
+        rings.add(PretendWorker(n, slots=SLOTS, total=TOTAL))
+    b = rings.workers["b"]
+    right = b.shared.complete
+
+    def wrong(result: Result) -> None:
+        if result.of.step == 5 and b.shared.generation == 1:
+            result.buffer[100] ^= 64
+            result.of = dataclasses.replace(result.of, chain=result.of.chain ^ 1)
+        right(result)
+
+    b.shared.complete = wrong
+    rings.world(names)
+    wait_until(lambda: any(type(e).__name__ == "RingBroken" for w in rings.workers.values() for e in w.outlet.events))
+    told = [e for w in rings.workers.values() for e in w.outlet.events if type(e).__name__ == "RingBroken"]
+    assert any("diverged" in e.error for e in told)
+    rings.world(names)
+    assert set(rings.finish(names)) == {calm}

@@ -139,8 +139,16 @@ def test_a_heard_plan_is_used_for_a_step_that_nobody_has_begun():
 
 
 def test_different_results_of_one_step_are_never_passed_over():
-    with pytest.raises(Diverged, match="a and b"):
+    with pytest.raises(Diverged, match="a 0000000000000001, b 0000000000000002"):
         decide([entry("a", 6, chain=1), entry("b", 6, chain=2)], 8, 3)
+
+
+def test_the_minority_learns_from_the_majority():
+    owners = ranges("a:0-3 b:3-6 c:6-8")
+    d = decide([entry(n, 6, owners=owners, chain=c) for n, c in (("a", 2), ("b", 1), ("c", 2))], 8, 3)
+    assert (d.diverged, d.current) == (("b",), {"a", "c"})
+    assert dict(d.learners)["b"] in {"a", "c"}
+    assert d.owners == ranges("a:0-5 c:5-8")
 
 
 def test_entries_survive_the_wire():

@@ -34,12 +34,14 @@ class Wishes:
         leaving: workers that want no slots from the next step on.
         checkpoint: id of a checkpoint to take after this step, "" for none.
         ledger: last step whose ledger record is known to be stored, -1 for none.
+        chain: result chain of the step before, as the first active has it; everybody compares it with its own.
     """
 
     plan: Plan | None = None
     leaving: frozenset[str] = frozenset()
     checkpoint: str = ""
     ledger: int = -1
+    chain: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Settled:
         checkpoint: take this checkpoint of the state after this step.
         ledger: ledger records up to this step may be forgotten.
         stop: everybody leaves after this step.
+        chain: as in the wishes.
     """
 
     owners: tuple[Range, ...]
@@ -59,10 +62,11 @@ class Settled:
     checkpoint: str = ""
     ledger: int = -1
     stop: bool = False
+    chain: int = 0
 
 
 def merge(a: Wishes, b: Wishes) -> Wishes:
-    """Join two sets of wishes; the order does not matter."""
+    """Join two sets of wishes with equal chains; the order does not matter."""
     candidates = [p for p in (a.plan, b.plan) if p is not None]
     newest = max(candidates, key=lambda p: (p.generation, p.version), default=None)
     return Wishes(
@@ -70,6 +74,7 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         leaving=a.leaving | b.leaving,
         checkpoint=max(a.checkpoint, b.checkpoint),
         ledger=max(a.ledger, b.ledger),
+        chain=a.chain,
     )
 
 
@@ -114,6 +119,7 @@ def settle(
         checkpoint=wishes.checkpoint,
         ledger=wishes.ledger,
         stop=stop,
+        chain=wishes.chain,
     )
 
 
@@ -156,7 +162,13 @@ def plan_from_plain(plain: Any) -> Plan | None:
 def encode(control: Wishes | Settled) -> bytes:
     """Bytes of the control piece."""
     if isinstance(control, Wishes):
-        plain = [plan_to_plain(control.plan), sorted(control.leaving), control.checkpoint, control.ledger]
+        plain = [
+            plan_to_plain(control.plan),
+            sorted(control.leaving),
+            control.checkpoint,
+            control.ledger,
+            control.chain,
+        ]
         return wire.pack(["wishes", *plain])
     return wire.pack(
         [
@@ -166,6 +178,7 @@ def encode(control: Wishes | Settled) -> bytes:
             control.checkpoint,
             control.ledger,
             control.stop,
+            control.chain,
         ]
     )
 
@@ -179,11 +192,13 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger = plain
-            return Wishes(plan_from_plain(plan), frozenset(leaving), str(checkpoint), int(ledger))
+            _, plan, leaving, checkpoint, ledger, chain = plain
+            return Wishes(plan_from_plain(plan), frozenset(leaving), str(checkpoint), int(ledger), int(chain))
         if plain[0] == "settled":
-            _, owners, leaving, checkpoint, ledger, stop = plain
-            return Settled(ranges_from_plain(owners), frozenset(leaving), str(checkpoint), int(ledger), bool(stop))
+            _, owners, leaving, checkpoint, ledger, stop, chain = plain
+            return Settled(
+                ranges_from_plain(owners), frozenset(leaving), str(checkpoint), int(ledger), bool(stop), int(chain)
+            )
     except (TypeError, ValueError, IndexError) as error:
         raise WireError(f"control piece does not fit: {error}") from error
     raise WireError("not a control piece")

@@ -157,7 +157,9 @@ class Reduction:
         return settled
 
     def _pass_wishes(self, payload: bytes) -> Settled | None:
-        merged = control.merge(_decoded(payload, Wishes), self.wishes())
+        heard = _decoded(payload, Wishes)
+        self._compare(heard.chain)
+        merged = control.merge(heard, self.wishes())
         if self.where.place != self.where.last:
             self._send(Kind.REDUCE, 0, self.where.before + self.where.own, control.encode(merged))
             return None
@@ -166,9 +168,19 @@ class Reduction:
         return settled
 
     def _take_settled(self, payload: bytes) -> Settled:
+        settled = _decoded(payload, Settled)
+        self._compare(settled.chain)
         if self.where.passes_final or self.where.last == 0:
             self._send(Kind.FINAL, 0, self.slots, payload)
-        return _decoded(payload, Settled)
+        return settled
+
+    def _compare(self, chain: int) -> None:
+        """Stop before a difference spreads: the roll call that follows finds out who is wrong."""
+        if chain != self.chain:
+            raise LinkBroken(
+                "previous",
+                f"diverged: before step {self.step} the result chain is {chain:016x} there and {self.chain:016x} here",
+            )
 
     def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
         piece = self.cut[number - 1]

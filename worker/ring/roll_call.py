@@ -6,6 +6,7 @@ furthest anywhere, or lack exactly that one; slots that a survivor owned in the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -74,6 +75,7 @@ class Decision:
         learners: (learner, donor of its state), for those that wait for one.
         leader: in a cold start, the member that restores or keeps its state for all, and then the roll is called again.
         current: members that have the state.
+        diverged: members whose result of F is not that of the majority: they learn anew.
         words: the decision in words.
     """
 
@@ -88,18 +90,19 @@ class Decision:
     learners: tuple[tuple[str, str], ...]
     leader: str
     current: frozenset[str]
+    diverged: tuple[str, ...]
     words: str
 
 
 class Diverged(ReknitError):
-    """Two members hold different results of the same step: the worst that can happen, never passed over."""
+    """Members hold different results of one step and no majority says which is right: the run must not go on."""
 
 
 def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     """Decide from all entries in ring order.
 
     Raises:
-        Diverged: two current members hold the same step with different chains.
+        Diverged: members hold different results of the same step, and no majority agrees.
     """
     ring = [e.worker for e in entries]
     fresh = {e.digest for e in entries if e.current and e.digest}
@@ -109,12 +112,10 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         return _cold(entries)
     furthest = max(e.held for e in current)
     holders = [e for e in current if e.held == furthest]
-    for e in holders[1:]:
-        if e.chain != holders[0].chain:
-            raise Diverged(
-                f"{holders[0].worker} and {e.worker} hold different results of step {furthest} "
-                f"(chains {holders[0].chain:016x} and {e.chain:016x})"
-            )
+    diverged = _minority(holders)
+    if diverged:
+        entries = [dataclasses.replace(e, current=False, waiting=True) if e.worker in diverged else e for e in entries]
+        holders = [e for e in holders if e.worker not in diverged]
     # who lacks more than the furthest result learns anew (possible after a plan that changed all owners at once), and
     # so does who lacks it while its only holders have it inside their weights (they learned, their teacher is dead)
     senders = [e.worker for e in holders if e.result]
@@ -135,6 +136,8 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     )
     learners = tuple((e.worker, _nearest(ring, e.worker, holders)) for e in entries if not e.current and e.waiting)
     words = f"step {furthest + 1} goes on with {len(owners)} of {len(ring)} workers computing"
+    if diverged:
+        words += f"; {', '.join(diverged)} held another result of step {furthest} than the majority and learns anew"
     if lacking:
         words += f"; {senders[0]} sends the result of step {furthest} again to {', '.join(lacking)}"
     if orphans:
@@ -153,8 +156,21 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         learners=learners,
         leader="",
         current=frozenset(e.worker for e in current),
+        diverged=diverged,
         words=words,
     )
+
+
+def _minority(holders: Sequence[Entry]) -> tuple[str, ...]:
+    """Holders of the furthest result whose chain differs from that of more than half of them."""
+    chains = collections.Counter(e.chain for e in holders)
+    chain, count = chains.most_common(1)[0]
+    if count == len(holders):
+        return ()
+    if 2 * count <= len(holders):
+        told = ", ".join(f"{e.worker} {e.chain:016x}" for e in holders)
+        raise Diverged(f"different results of step {holders[0].held} and no majority (result chains: {told})")
+    return tuple(e.worker for e in holders if e.chain != chain)
 
 
 def heal(
@@ -239,6 +255,7 @@ def _cold(entries: Sequence[Entry]) -> Decision:
         learners=(),
         leader=leader.worker,
         current=frozenset(),
+        diverged=(),
         words=f"nobody has the state of the run: {leader.worker} {found}, the others learn from it",
     )
 
