@@ -34,7 +34,7 @@ LIMITS = {
     "threads_per_change": (0.02, 3.0),
     "rss_kib_per_change": (64.0, 4096.0),
 }
-"""What counts as a leak: the growth a change, and what it must come to over the run, lest a short run show its noise."""
+"""What counts as a leak: growth a change, and what it must come to over the run, lest a short run show its noise."""
 
 
 @dataclass
