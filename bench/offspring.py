@@ -86,8 +86,12 @@ class Offspring:
         return sorted(int(entry.name) for entry in entries if _bears(entry, wanted, whole=bool(tag)))
 
     def kill(self, tag: str = "") -> float:
-        """SIGKILL all processes of a tag at once, as a power cut would; returns the wall time of the first one."""
-        pids = self.alive(tag)
+        """SIGKILL all processes of a tag at once, as a power cut would; returns the wall time of the first one.
+
+        The youngest first: the kernel takes tens of milliseconds to take a large process apart, and those that nobody
+        waits for shall not be before those that somebody does.
+        """
+        pids = self.alive(tag)[::-1]
         at = time.time()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -26,10 +26,9 @@ def _exact() -> tuple[dict[str, Any], list[str]]:
 
 
 def _recovery() -> tuple[dict[str, Any], list[str]]:
-    options = recovery.Options("kill-worker", workers=3, kills=5, seed=0, keep=None)
-    found = recovery.measured(["reknit"], options)
-    found |= recovery.measured(["torchrun"], recovery.Options("kill-worker", workers=3, kills=2, seed=0, keep=None))
-    return found, found["misses"]
+    ours = recovery.measured(["reknit"], recovery.Options("kill-worker", workers=3, kills=5, seed=0, keep=None))
+    theirs = recovery.measured(["torchrun"], recovery.Options("kill-worker", workers=3, kills=2, seed=0, keep=None))
+    return ours | theirs | {"details": theirs["details"] | ours["details"]}, ours["misses"]
 
 
 def _node_recovery() -> tuple[dict[str, Any], list[str]]:
