@@ -24,7 +24,7 @@ from .decide import Dial, decide
 from .view import View
 
 NAME = "membership"
-DIALS = (0.0, 0.02, 0.08, 0.3)
+DIALS = (0.0, 0.004, 0.006, 0.009, 0.014, 0.02, 0.03, 0.045, 0.07, 0.1, 0.15)
 """Seconds before each try: a dying process may still listen for a moment after its connection to the broker ended."""
 DIAL_TIMEOUT = 0.5
 """Seconds without an answer until a host counts as not answering."""
