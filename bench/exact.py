@@ -369,29 +369,26 @@ def _together(history: History, offspring: Offspring, folder: Path, outcome: Out
         args += ["--die", history.die]
     job = Job(offspring, home, "exact_net.py", args, workers=history.workers, flags=history.flags)
     job.start()
-    try:
-        with job.listening() as (bus, log):
-            stage = Stage(bus, log, outcome.happened, job)
-            if history.plot is not None:
-                history.plot(stage)
-            (folder / "go").touch()
-            wait_for("the end of the run", lambda: log.of(JobFinished), WITHIN)
-            time.sleep(0.2)
-            code = job.wait(30.0)
-            end = log.of(JobFinished)[-1]
-            if code != 0 or end.outcome != "completed":
-                raise DidNotHappen(f"the run ended with exit code {code}: {end.outcome}, {end.reason}")
-            if history.proof is not None:
-                history.proof(stage)
-            ledger = verify(log.received)
-            if not ledger.ok:
-                raise DidNotHappen(f"the ledger says: {ledger.text()}")
-            generations = len({e.generation for e in log.of(StepsCommitted)})
-            outcome.happened.append(
-                f"steps committed in {generations} worlds; {ledger.samples} samples, each once an epoch"
-            )
-    finally:
-        job.stop()
+    with job.listening() as (bus, log):
+        stage = Stage(bus, log, outcome.happened, job)
+        if history.plot is not None:
+            history.plot(stage)
+        (folder / "go").touch()
+        wait_for("the end of the run", lambda: log.of(JobFinished), WITHIN)
+        time.sleep(0.2)
+        code = job.wait(30.0)
+        end = log.of(JobFinished)[-1]
+        if code != 0 or end.outcome != "completed":
+            raise DidNotHappen(f"the run ended with exit code {code}: {end.outcome}, {end.reason}")
+        if history.proof is not None:
+            history.proof(stage)
+        ledger = verify(log.received)
+        if not ledger.ok:
+            raise DidNotHappen(f"the ledger says: {ledger.text()}")
+        generations = len({e.generation for e in log.of(StepsCommitted)})
+        outcome.happened.append(
+            f"steps committed in {generations} worlds; {ledger.samples} samples, each once an epoch"
+        )
 
 
 def document(outcomes: list[Outcome]) -> dict[str, Any]:

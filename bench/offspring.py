@@ -41,8 +41,8 @@ class Offspring:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all that is left."""
-        self.end()
+        """End all that is left, without much patience after an error or Ctrl-C."""
+        self.end(10.0 if kind is None else 2.0)
 
     def environment(self, tag: str, more: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a child and all of its own."""

@@ -170,6 +170,8 @@ class Reknit(Processes):
 
     def stages(self, kills: list[Kill]) -> list[Kill]:
         """Add when the first evidence, the new world and its links were there."""
+        if not kills:
+            return kills
         with self.job.listening() as (_bus, log):
             return [replace(kill, stages=stages(log.received, kill.at)) for kill in kills]
 
@@ -261,24 +263,21 @@ def measure(name: str, options: Options) -> list[Kill]:
         run += 1
         with Offspring() as offspring, _folder(options.keep, f"{name}-{options.event}-{run}") as folder:
             system = SYSTEMS[name](offspring, folder, options.event, options.workers)
+            these: list[Kill] = []
             try:
                 system.start()
                 _until_whole(system, offspring, options.workers, 0.0)
-                these = []
-                try:
-                    for kill in _kills(system, offspring, options, draw, options.kills - len(kills)):
-                        these.append(kill)
-                        _say(f"{name}: {kill}")
-                finally:
-                    kills += system.stages(these)
+                for kill in _kills(system, offspring, options, draw, options.kills - len(kills)):
+                    these.append(kill)
+                    _say(f"{name}: {kill}")
             except NotInTime as late:
                 _say(f"{name}: {late}")
-                if not kills or kills[-1].recover_s is not None:
+                if not these or these[-1].recover_s is not None:
                     _say(_tail(folder / "printed.log"))
                     if run > options.kills:
                         raise
-            finally:
-                system.stop()
+            kills += system.stages(these)
+            system.stop()
     return kills
 
 
