@@ -173,7 +173,7 @@ class Engine:
                         shared.enter("mend")
                         return world
                     if not here and shared.generation and self._evicted < world.generation:
-                        self._rejoin(world)
+                        self._left_out(world)
                 if shared.phase != "starting":
                     shared.enter("wait")
                 shared.cv.wait()
@@ -183,13 +183,31 @@ class Engine:
         me = self.shared
         return next((m for m in world.members if m.worker == me.worker and m.incarnation == me.incarnation), None)
 
-    def _rejoin(self, world: WorldChanged) -> None:
-        """A world went on without us although we live: our unfinished step is void, we come back as a new member."""
-        shared = self.shared
+    def _left_out(self, world: WorldChanged) -> None:
+        """A world went on without us although we live: the main thread, once it is back, asks to be taken in again."""
         self._evicted = world.generation
-        shared.incarnation += 1
-        shared.current = False
-        self._register(shared.incarnation, shared.step - 1 if shared.whole else -1)
+        self.shared.current = False
+        self.shared.left_out = True
+        self.shared.cv.notify_all()
+
+    def come_back(self) -> None:
+        """Register again, as a new member (main thread: one that hangs in the script's code must not come back)."""
+        shared = self.shared
+        with shared.cv:
+            shared.left_out = False
+            shared.incarnation += 1
+            held = shared.step - 1 if shared.whole else -1
+        self._register(shared.incarnation, held)
+
+    def hand_over(self, seconds: float) -> None:
+        """The script leaves the loop early: what was begun is sent, the ledger is stored, as far as can be."""
+        deadline = time.monotonic() + seconds
+        if self._following is not None:
+            self._following.drain(seconds)
+        self.ledger.flush()
+        with self.shared.cv:
+            while not self.ledger.empty and time.monotonic() < deadline:
+                self.shared.cv.wait(0.1)
 
     # ------------------------------------------------------------------------------------------------ serving
 

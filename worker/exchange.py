@@ -75,11 +75,16 @@ class Leave:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ComeBack:
+    """Work: a world was made without this worker; it may ask to be taken in again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Done:
     """Work: none is left; everybody has the last result."""
 
 
-Work = Compute | Apply | Begin | Load | Restore | Copy | Leave | Done
+Work = Compute | Apply | Begin | Load | Restore | Copy | Leave | ComeBack | Done
 
 
 @dataclasses.dataclass(slots=True)
@@ -144,6 +149,7 @@ class Exchange:
         checkpoint, checkpoint_from: the checkpoint asked for, not before so many committed steps.
         current: this worker has the run's state in memory, as the ring knows it.
         learning: the weights in memory are not the run's until the copy that was asked for is loaded.
+        left_out: a world was made without us; the main thread has not come back to the ring since.
         ready_at: step that the weights are ready for when the main thread has not begun any.
         taught: it has received a state, so its fresh one is gone.
         whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
@@ -180,6 +186,7 @@ class Exchange:
         self.taught = False
         self.ready_at = 0
         self.learning = False
+        self.left_out = False
         self.copies: list[CopyWanted] = []
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
@@ -257,6 +264,8 @@ class Exchange:
     def _next(self) -> Work | None:
         if self.error is not None:
             raise self.error
+        if self.left_out and not self.left:
+            return ComeBack()
         if self.restore_wanted:
             return Restore()
         if self.load is not None:

@@ -39,7 +39,7 @@ from reknit.core.order import Course
 from . import numerics, restore, state
 from .batches import Batches
 from .engine import Engine, Identity
-from .exchange import Apply, Begin, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
+from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
 from .flat import Flat
 from .learning import Teacher
 from .ports import Outlet, Span
@@ -52,6 +52,8 @@ from .tracked import Tracked
 
 _AREAS = ("world", "shards", "checkpoint", "job")
 _BEAT = 0.25
+_HAND_OVER = 5.0
+"""Seconds to send and store what was begun when the script leaves the loop early."""
 _WRITING = 60.0
 """Seconds to finish checkpoint files at the end of a run."""
 
@@ -99,6 +101,8 @@ class Run:
         self._bus = bus
         self._outlet = outlet
         self._gauge = Gauge()
+        self._done = 0
+        self._over = False
         self._learned_at: float | None = None
         self._flat = Flat(tracked, cached=self.course.slots + 8)
         self.shared = Exchange(
@@ -140,6 +144,8 @@ class Run:
 
     def close(self, *, failed: bool) -> None:
         """End all threads and sockets; a checkpoint that is being written is finished unless the script failed."""
+        if not failed and not self._over:
+            self._stop_early()
         self._engine.close()
         self._teacher.close()
         if self._listener is not None:
@@ -209,6 +215,7 @@ class Run:
         self._batches.settle(number)
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)
+        self._done = number + 1
         step.loss = summary.loss
         step.generation = result.of.generation
         step.complete = True
@@ -220,7 +227,10 @@ class Run:
         while True:
             match shared.take():
                 case Leave(reason):
+                    self._over = True
                     raise Left(reason)
+                case ComeBack():
+                    self._engine.come_back()
                 case Restore():
                     self._restore()
                 case Load(copy):
@@ -274,17 +284,27 @@ class Run:
             self._begin(work.step)
         self._saving.wait()
         self._saving.close(_WRITING)
+        self._say_finished(shared.total)
+        if stopped:
+            raise Left("the run was stopped")
+
+    def _stop_early(self) -> None:
+        """The script left the loop before its last step, and well: it has had enough (early stopping)."""
+        self._engine.hand_over(_HAND_OVER)
+        self._say_finished(self._done)
+
+    def _say_finished(self, step: int) -> None:
+        shared = self.shared
+        self._over = True
         self._outlet.post(
             WorkerFinished(
                 worker=shared.worker,
                 incarnation=shared.incarnation,
                 generation=shared.generation,
-                step=shared.total,
+                step=step,
                 state_hash=f"{state.digest(self._tracked):016x}",
             )
         )
-        if stopped:
-            raise Left("the run was stopped")
 
     def _used_slots(self, step: int) -> int:
         first, end = self.course.span(step)

@@ -40,7 +40,8 @@ class Ring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave: well after the last step, at once on an exception (which goes on to the caller)."""
-        self._session.close(failed=error is not None and not isinstance(error, SystemExit))
+        well = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+        self._session.close(failed=not well)
 
     def track(self, **objects: Any) -> None:
         """Name what belongs to the state: joiners receive it, checkpoints hold it.

@@ -13,7 +13,19 @@ import numpy as np
 
 from reknit.core.events import Member, WorldChanged
 from reknit.worker.engine import Engine, Identity
-from reknit.worker.exchange import Apply, Begin, Compute, Copy, Done, Exchange, Leave, Load, Restore, StateCopy
+from reknit.worker.exchange import (
+    Apply,
+    Begin,
+    ComeBack,
+    Compute,
+    Copy,
+    Done,
+    Exchange,
+    Leave,
+    Load,
+    Restore,
+    StateCopy,
+)
 from reknit.worker.learning import Teacher
 from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
@@ -134,6 +146,8 @@ class PretendWorker:
         while True:
             work = shared.take()
             match work:
+                case ComeBack():
+                    self.engine.come_back()
                 case Restore():
                     shared.restored(0, 0)
                 case Load(state):
