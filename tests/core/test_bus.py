@@ -334,3 +334,18 @@ async def test_reading_waits_for_a_broker_that_comes_back(broker: Broker) -> Non
         await asyncio.sleep(0.1)
         broker.start()
         assert (await reading)[0] == await looking
+
+
+async def test_an_unreadable_message_on_the_world_log_blocks_nothing(endpoint: Endpoint) -> None:
+    async with joined(endpoint) as bus:
+        first = await bus.publish("j", world(1), expect_last=0)
+        for _ in range(3):
+            await bus._connection.ask("reknit.j.world.changed", b"\xc1\xff\x00junk")
+        second = await bus.publish("j", world(2), expect_last=first)
+        assert second == first + 4
+        with pytest.raises(StaleWorld):
+            await bus.publish("j", world(2), expect_last=first)
+        await bus._connection.ask("reknit.j.world.changed", b"\xc1")
+        with pytest.raises(StaleWorld):  # somebody's world lies between: that one wins, whatever came after it
+            await bus.publish("j", world(2), expect_last=first)
+        await bus.publish("j", world(3), expect_last=second)

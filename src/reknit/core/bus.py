@@ -25,7 +25,7 @@ from reknit.core import log, telemetry, wire
 from reknit.core.answers import Answers, request
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, UsageError, WireError
 from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged, kind_of
 from reknit.core.follow import Follow, subjects
 from reknit.core.journal import MSG_ID, Journal, State, Stored
@@ -167,9 +167,31 @@ class Bus:
         """
         letter = self._letter(job, event, id, trace)
         until = time.monotonic() + deadline
-        return await self._journal.append(
-            letter.subject, letter.data, letter.headers, expect_last=expect_last, deadline=until
-        )
+        while True:
+            try:
+                return await self._journal.append(
+                    letter.subject, letter.data, letter.headers, expect_last=expect_last, deadline=until
+                )
+            except StaleWorld:
+                passed = await self._last_of_unreadable(letter.subject, expect_last or 0, until)
+                if not passed:
+                    raise
+                expect_last = passed
+
+    async def _last_of_unreadable(self, subject: str, after: int, deadline: float) -> int:
+        """Return the newest sequence after `after` if nothing readable came after it, else 0.
+
+        Nobody follows on a message that nobody can read: without this one stray message would block the log for ever.
+        """
+        newest = 0
+        while (stored := await self._journal.next(subject, max(after, newest) + 1, deadline)) is not None:
+            try:
+                self._decoded(stored)
+            except WireError:
+                newest = stored.seq
+            else:
+                return 0
+        return newest
 
     def post(
         self,

@@ -224,6 +224,14 @@ class Journal:
         """
         return await self._until(deadline, lambda: self._get({"last_by_subj": subject}))
 
+    async def next(self, subject: str, from_seq: int, deadline: float = float("inf")) -> Stored | None:
+        """Return the first message of a subject with at least this sequence; None if there is none.
+
+        Raises:
+            ControlPlaneUnreachable: the broker does not answer by the deadline (on the monotonic clock).
+        """
+        return await self._until(deadline, lambda: self._get({"seq": from_seq, "next_by_subj": subject}))
+
     async def read(self, filters: Sequence[str], sink: Callable[[Stored], None], deadline: float) -> None:
         """Give `sink` all that is stored and matches, in order; goes on where it was if the connection breaks.
 
