@@ -76,6 +76,23 @@ def test_scale_drain_and_stop_a_job_that_runs(place: Place, training: Command) -
     assert proof["steps"] == place.json("status", "--job", "t")["progress"]["committed"]
 
 
+# All is trained when the script raises: in the ring's block, or after it.
+_LATE = TINY.replace('print("trained", flush=True)', "")
+
+
+@pytest.mark.parametrize("indent", ["    ", ""])
+def test_a_script_that_fails_after_its_last_step_is_no_success(place: Place, indent: str) -> None:
+    script = place.script("late.py", _LATE + f"{indent}raise ValueError('no room for the final save')\n")
+    place.open("gate")
+    run = place.call("run", "--job", "t", "--node", "n", "--nproc-per-node", "2", str(script), "gate", "1", code=1)
+    end = run.err[next(i for i, line in enumerate(run.err) if "root cause" in line) :]
+    assert "ValueError: no room for the final save" in end[0]
+    assert "Traceback" in end[1]
+    assert any("training completed, but the script failed after it: t" in line for line in end)
+    assert place.json("status", "--job", "t")["state"] == "completed"
+    place.nothing_left()
+
+
 def test_follow_ends_with_the_job_and_the_summary_tells_it(place: Place, training: Command) -> None:
     follow = place.start("events", "--follow", "--json", "--area", "world,shards", "--job", "t")
     follow.until("world.changed")

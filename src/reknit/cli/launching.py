@@ -75,6 +75,7 @@ class Launch:
         self._watch: asyncio.Task[None] | None = None
         self._claims = contextlib.ExitStack()
         self._fatal = ""
+        self._agent_code = 0
         self._page = ""
         self._began = time.monotonic()
         self._since = time.time()
@@ -225,13 +226,22 @@ class Launch:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), 0.3 if alone else 1.0 if others else _HEAR_THE_END)
         finished = self._status.finished
+        self._agent_code = code
         if finished is not None:
+            if code == 1:
+                await self._hear_farewell()
             return finished.outcome, finished.reason
         if others:
             return ("drained" if code == 0 else "failed"), f"{', '.join(sorted(others))} go on with the job"
         said = self._last_words(code)
         await self._finish(bus, said, 3.0)
         return said.outcome, said.reason
+
+    async def _hear_farewell(self) -> None:
+        """The agent's farewell follows all that it and its workers said: then the failure is known."""
+        deadline = time.monotonic() + _HEAR_THE_END
+        while self._farewell is None and time.monotonic() < deadline:  # noqa: ASYNC110  (told on the bus's side)
+            await asyncio.sleep(0.02)
 
     async def _finish(self, bus: Bus, said: JobFinished, deadline: float) -> None:
         with contextlib.suppress(ReknitError):
@@ -259,7 +269,9 @@ class Launch:
         proof = await self._proof(bus) if outcome != "drained" else None
         await bus.flush(2.0)
         self._screen.status("")
-        ending = Ending(outcome, reason, time.monotonic() - self._began, self._status, self._failures, proof)
+        ending = Ending(
+            outcome, reason, time.monotonic() - self._began, self._status, self._failures, proof, self._agent_code
+        )
         for text, colour in lines(ending):
             self._screen.note(text, colour)
 
@@ -297,7 +309,8 @@ class Launch:
 
     def _code(self, outcome: str) -> int:
         if outcome == "completed":
-            return 0
+            # the script's own end counts too: a final save or evaluation that raised
+            return RunFailed.exit_code if self._agent_code == 1 else 0
         if self._signals:
             return 128 + self._signals[0]
         codes = {"failed": RunFailed.exit_code, "stopped": 128 + signal.SIGTERM, "drained": 0}

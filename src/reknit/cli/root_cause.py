@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.events import AnyEvent, JobFinished, JobSubmitted, WorkerExited, WorkerFailed, WorkerRefused
+from reknit.core.events import (
+    AnyEvent,
+    JobFinished,
+    JobSubmitted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerRefused,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class Failures:
         self.all: list[Failure] = []
         self.finished: JobFinished | None = None
         self._run = ""
+        self._trained: set[tuple[str, int]] = set()
 
     def tell(self, event: AnyEvent) -> None:
         """Take in the next event."""
@@ -45,8 +54,11 @@ class Failures:
                 if not self._run or self.finished is not None:
                     self._run, self.finished = event.run, None
                     self.all.clear()
+                    self._trained.clear()
             case JobFinished() if event.run == self._run and self.finished is None:
                 self.finished = event
+            case WorkerFinished():
+                self._trained.add((event.worker, event.incarnation))
             case WorkerFailed():
                 self.all.append(
                     Failure(event.worker, event.incarnation, "", event.error, event.traceback, step=event.step)
@@ -86,7 +98,12 @@ class Failures:
 
     @property
     def root(self) -> Failure | None:
-        """Where it began: what the end of the run names, else the first in time."""
+        """Where it began: what the end of the run names, else the first in time.
+
+        Of a completed run that is what the script did after its last step: the run has got over all before.
+        """
+        if self.finished is not None and self.finished.outcome == "completed":
+            return next((f for f in self.all if (f.worker, f.incarnation) in self._trained), None)
         named = self.finished.root_worker if self.finished else ""
         return next((f for f in self.all if f.worker == named), self.all[0] if self.all else None)
 

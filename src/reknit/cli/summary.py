@@ -20,6 +20,7 @@ class Ending:
     Attributes:
         outcome: completed, failed, stopped, drained (this node only), or lost (nothing is known).
         seconds: that this launcher ran.
+        code: exit code of this node's agent; 1 after a completed run: the script failed after its last step.
         proof: the ledger's verdict, None if it could not be read.
     """
 
@@ -29,18 +30,22 @@ class Ending:
     status: Status
     failures: Failures
     proof: Proof | None = None
+    code: int = 0
 
 
 def lines(ending: Ending) -> list[tuple[str, Colour]]:
     """The lines of the summary, the root cause of a failure first."""
     shown: list[tuple[str, Colour]] = []
-    if ending.outcome == "failed":
+    after = ending.outcome == "completed" and ending.code == 1
+    if ending.outcome == "failed" or after:
         shown += _failure(ending)
     status = ending.status
     colour: Colour = {"completed": "green", "failed": "red"}.get(ending.outcome, "yellow")  # type: ignore[assignment]
     said = f"{ending.outcome}: {status.job}"
     if ending.reason and ending.outcome != "completed":
         said += f": {ending.reason}"
+    if after:
+        said, colour = f"training completed, but the script failed after it: {status.job}", "red"
     shown.append((said, colour))
     facts = _facts(ending)
     if facts:
