@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from reknit.core import broker as broker_module
+from reknit.core.broker import ROOM, room_of, write_error
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
 from support.buses import Broker, binary, joined, numbered, numbers, wait_until
 
@@ -235,6 +236,29 @@ try:
 finally:
     broker.stop()
 """
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "[ERR] JetStream failed to store a msg on stream 'R > E': write 1.blk: no space left on device",
+            "no space left",
+        ),
+        ("[ERR] Critical write error: write 1.blk: input/output error", "input/output error"),
+        ("[WRN] JetStream failed to store a msg on stream 'R > E': maximum bytes exceeded", ""),
+        ("[INF] Server is ready", ""),
+    ],
+)
+def test_what_the_log_says_of_a_write_that_failed(line: str, reason: str) -> None:
+    said = write_error(line)
+    assert reason in said
+    assert bool(said) == bool(reason)
+
+
+def test_a_small_volume_can_have_room() -> None:
+    assert room_of(24 << 20) == 6 << 20
+    assert room_of(1 << 40) == ROOM
 
 
 def test_a_full_disk_is_said_and_mended_as_soon_as_there_is_space(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class Plane:
         self._held = contextlib.ExitStack()
         self._services = {name: _Service(time.monotonic()) for name in SERVICES}
         self._host, self._port = "127.0.0.1", 0
+        self._wrong = ""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -183,6 +184,7 @@ class Plane:
     async def watch(self, bus: Bus) -> None:
         """Keep the broker and the services alive until cancelled."""
         asked = time.monotonic()
+        tended = asked
         pause = 0.1
         while True:
             await asyncio.sleep(0.1)
@@ -192,6 +194,9 @@ class Plane:
                 if self._watch_broker():
                     # its services ended with the launcher that kept them
                     await self.serve(bus)
+                if time.monotonic() - tended >= ASK_EVERY:
+                    tended = time.monotonic()
+                    self._tend()
                 pause = 0.1
             except ReknitError as error:
                 self._say(f"the broker cannot be started again: {error}", True)
@@ -215,6 +220,13 @@ class Plane:
             return False
         self._say("the launcher that kept the broker is gone: this one keeps it now", False)
         return True
+
+    def _tend(self) -> None:
+        """Have a broker of ours that can store nothing started again once it can; each change is said once."""
+        wrong = self._broker.tend() if self.ours and self._broker is not None else ""
+        if wrong and wrong != self._wrong:
+            self._say(wrong, True)
+        self._wrong = wrong
 
     async def _watch_services(self, bus: Bus) -> None:
         there = await _answering(bus)

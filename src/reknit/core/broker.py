@@ -34,8 +34,10 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes of the largest message; a world of thousands of members fits."""
 _LOG_LIMIT = 16 * 1024 * 1024
 ROOM = 64 * 1024 * 1024
-"""Bytes that must be free until a server whose disk was full is started again."""
-_WRITE_ERROR = "ritical write error"
+"""Bytes that must be free until a server whose disk was full is started again; on a small volume a quarter of it."""
+_NO_SPACE = "no space left on device"
+_WRITE_ERRORS = ("ritical write error", "failed to store")
+"""What nats-server's log says when it could not write; the second also for reasons that harm nothing."""
 _TEND_BYTES = 1 << 16
 _NO_LIMIT = 1 << 60
 _ATTEMPTS = 5
@@ -69,6 +71,20 @@ def binary() -> Path:
             if path.is_file():
                 return path
     raise UsageError(f"the package {_PACKAGE} holds no nats-server for this platform", hint=hint)
+
+
+def room_of(total: int) -> int:
+    """Bytes that must be free on a volume of so many until a server whose disk was full is started again."""
+    return min(ROOM, total // 4)
+
+
+def write_error(line: str) -> str:
+    """Why nats-server could not write, if this line of its log says so and it stores nothing from then on, else ""."""
+    for words in _WRITE_ERRORS:
+        _, found, rest = line.partition(words)
+        if found and (words == _WRITE_ERRORS[0] or _NO_SPACE in rest):
+            return _NO_SPACE if _NO_SPACE in rest else rest.strip(": ")
+    return ""
 
 
 class Broker:
@@ -206,16 +222,18 @@ class Broker:
         """
         if not self.alive:
             return ""
-        failed = [line for line in self._files.log_since(self._tended, limit=_TEND_BYTES) if _WRITE_ERROR in line]
+        said = [write_error(line) for line in self._files.log_since(self._tended, limit=_TEND_BYTES)]
         self._tended = self._files.log_size()
-        if failed:
-            self._write_error = failed[-1].partition(_WRITE_ERROR)[2].strip(": ")
+        if any(said):
+            self._write_error = [reason for reason in said if reason][-1]
         if not self._write_error:
             return ""
-        free = shutil.disk_usage(self.store).free
-        if free < ROOM:
+        disk = shutil.disk_usage(self.store)
+        room = room_of(disk.total)
+        if disk.free < room:
             return (
-                f"the broker cannot store anything: {self._write_error}; {free >> 20} MiB are free, {ROOM >> 20} needed"
+                f"the broker cannot store anything: {self._write_error}; "
+                f"less than the {room >> 20} MiB needed are free in {self.store}"
             )
         reason, self._write_error = self._write_error, ""
         self.stop()
