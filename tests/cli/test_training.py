@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from reknit.core.broker import Broker
 from support.agents import until
 from support.launchers import Command, Place
 
@@ -169,4 +171,19 @@ def test_two_machines_reach_each_other_without_names(place: Place, machines: tup
         for m in row["event"].get("members", [])
     }
     assert addresses == {"10.99.7.1", "10.99.7.2"}
+    place.nothing_left()
+
+
+def test_a_node_whose_broker_goes_before_its_agent_has_joined_gives_up(place: Place, tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "store")
+    endpoint = broker.start()
+    try:
+        url = endpoint.url.replace("//", f"//{endpoint.user}:{endpoint.password}@")
+        script = place.script("hello.py", "print('hello')\n")
+        run = place.start("run", "--job", "t", "--node", "n", "--nats", url, str(script))
+        until(lambda: place.pids("reknit.worker.agent"), "the agent")
+    finally:
+        broker.kill()
+    assert run.wait(120.0) == 75, run.shown
+    assert "is gone: this node never joined job t" in run.shown
     place.nothing_left()

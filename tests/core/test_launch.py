@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.core.launch import Backoff, Keeper, Notice, Program, sweep
+from reknit.core.launch import Backoff, Keeper, Notice, Program, Unreached, sweep
 from support.agents import alive, until
 
 FAST = Backoff(first=0.01, most=0.05, healthy=1.0, give_up=3)
@@ -54,6 +54,11 @@ async def test_what_dies_again_and_again_is_given_up_with_its_last_words(tmp_pat
 def test_the_pause_grows_and_ends() -> None:
     backoff = Backoff(first=0.1, most=0.5, give_up=6)
     assert [backoff.pause(n) for n in range(1, 7)] == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5, None], nan_ok=True)
+
+
+def test_a_broker_that_is_never_reached_is_given_up_however_long_each_try_took() -> None:
+    unreached = Unreached(most=3)
+    assert [unreached.ended(code) for code in (75, 75, 1, 75, 75, 75)] == [False] * 5 + [True]
 
 
 async def test_a_proper_end_is_no_death() -> None:

@@ -19,7 +19,7 @@ from reknit.core import context, launch
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed
-from reknit.core.events import AgentLeft, AnyPulse, JobFinished, JobStopAsked
+from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
@@ -68,6 +68,7 @@ class Launch:
         self._failures = Failures()
         self._farewell: AgentLeft | None = None
         self._live = False
+        self._has_joined = False
         self._submitted = False
         self._over = asyncio.Event()
         self._signals: list[int] = []
@@ -76,6 +77,7 @@ class Launch:
         self._claims = contextlib.ExitStack()
         self._fatal = ""
         self._agent_code = 0
+        self._unreached = launch.Unreached()
         self._page = ""
         self._began = time.monotonic()
         self._since = time.time()
@@ -128,6 +130,12 @@ class Launch:
             await self._keeper.keep(self._agent(), self._agent_is_done)
             self._note()
             await self._until_agent_ends(bus)
+            if self._unreached.gone:
+                # the job is others' and perhaps over: nothing is said to the log
+                raise ControlPlaneUnreachable(
+                    f"the broker {self._plane.endpoint.url} is gone: this node never joined job {self._order.job}",
+                    hint="the job has probably just ended; start it again if not",
+                )
         outcome, reason = await self._how_it_ended(bus)
         await self._close(bus, outcome, reason)
         return outcome
@@ -171,6 +179,8 @@ class Launch:
     async def _agent_is_done(self, code: int) -> bool:
         """True if this end of the agent's process is its proper one: then it is not started again."""
         if code == 0 or self._signals or self._fatal:
+            return True
+        if not self._plane.ours and not self._has_joined and self._unreached.ended(code):
             return True
         deadline = time.monotonic() + 1.0
         while code > 0 and time.monotonic() < deadline:
@@ -349,6 +359,8 @@ class Launch:
             self._over.set()
         if not self._live:
             return  # what was before us
+        if isinstance(event, AgentJoined) and event.node == self._node:
+            self._has_joined = True
         if isinstance(event, AgentLeft) and event.node == self._node:
             self._farewell = event
         line = line_of(event)

@@ -21,6 +21,7 @@ from typing import Literal
 
 import psutil
 
+from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.home import Mark
 
 _SET_CHILD_SUBREAPER = 36
@@ -84,6 +85,30 @@ class Backoff:
         if deaths >= self.give_up:
             return None
         return min(self.most, self.first * 2.0 ** (deaths - 1))
+
+
+@dataclasses.dataclass(slots=True)
+class Unreached:
+    """Counts a program's ends because the control plane could not be reached, those in a row.
+
+    Each takes as long as the program waits for a broker, so it looks healthy to a `Backoff`.
+
+    Attributes:
+        most: after so many the broker counts as gone for good.
+    """
+
+    most: int = 3
+    times: int = 0
+
+    def ended(self, code: int) -> bool:
+        """Take in the program's exit code; True if the broker counts as gone for good."""
+        self.times = self.times + 1 if code == ControlPlaneUnreachable.exit_code else 0
+        return self.gone
+
+    @property
+    def gone(self) -> bool:
+        """True if the broker counts as gone for good."""
+        return self.times >= self.most
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
