@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from support.agents import until
-from support.launchers import REKNIT, Place
+from support.launchers import REKNIT, Command, Place
 
 # Goes on until the file named by its first argument is there: no test waits for a time, on however busy a machine.
 GATED = """
@@ -84,6 +84,23 @@ def test_ctrl_c_twice_ends_at_once_whatever_the_script_does(place: Place) -> Non
     assert run.wait(15.0) == 130, run.shown
     place.nothing_left()
     assert place.json("status")["state"] == "stopped"
+
+
+def test_ctrl_c_while_it_loads(place: Place) -> None:
+    sitting = place.script(
+        "early.py",
+        "import reknit.cli as c, sys\n"
+        "class Slow:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'reknit.cli.up':\n            import time\n"
+        "            print('loading', file=sys.stderr, flush=True)\n            time.sleep(1000)\n"
+        "sys.meta_path.insert(0, Slow())\nc.main()\n",
+    )
+    command = Command(place, [sys.executable, str(sitting)], place.env, subprocess.PIPE)
+    place.commands.append(command)
+    command.until("loading")
+    command.signal(signal.SIGINT)
+    assert command.wait() == 130
+    assert command.err == ["loading", "reknit: interrupted"]
 
 
 def test_sigterm_while_it_begins(place: Place) -> None:

@@ -78,6 +78,7 @@ def verb(function: Callable[P, int | None]) -> Callable[P, None]:
             output.fail(error)
             code = error.exit_code
         except KeyboardInterrupt:
+            output.note("interrupted")
             code = 128 + signal.SIGINT
         if code:
             raise typer.Exit(code)
@@ -94,5 +95,8 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `reknit` command."""
+    verbs = application()
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # named so also when started as `python -m reknit.cli`
-    application()(prog_name="reknit")
+    verbs(prog_name="reknit")
