@@ -181,6 +181,7 @@ def _status(error: SystemExit) -> int:
 
 def _leave(code: int) -> NoReturn:
     """End as the interpreter does: threads, exit functions, streams."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are going already; in an exit function it would only raise
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

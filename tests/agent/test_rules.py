@@ -23,21 +23,22 @@ def test_incarnation_holds_wall_time_and_attempt() -> None:
     assert next_incarnation(5, 258, 0) == (5 << 8) | 2
 
 
+ONE = "the same for any number of workers, so that the weights are; --threads for more"
+
+
 @pytest.mark.parametrize(
-    ("asked", "environ", "cores", "workers", "number", "why"),
+    ("asked", "environ", "number", "why"),
     [
-        (0, {}, 8, 2, 4, "8 cores / 2 workers"),
-        (0, {}, 2, 3, 1, "2 cores / 3 workers"),
-        (0, {}, 2, 0, 2, "2 cores / 0 workers"),
-        (0, {"OMP_NUM_THREADS": "3"}, 8, 2, 3, "OMP_NUM_THREADS"),
-        (0, {"OMP_NUM_THREADS": "3,1"}, 8, 2, 3, "OMP_NUM_THREADS"),
-        (0, {"OMP_NUM_THREADS": "many"}, 8, 2, 4, "8 cores / 2 workers"),
-        (0, {"OMP_NUM_THREADS": "0"}, 8, 2, 4, "8 cores / 2 workers"),
-        (5, {"OMP_NUM_THREADS": "3"}, 8, 2, 5, "as asked"),
+        (0, {}, 1, ONE),
+        (0, {"OMP_NUM_THREADS": "3"}, 3, "OMP_NUM_THREADS"),
+        (0, {"OMP_NUM_THREADS": "3,1"}, 3, "OMP_NUM_THREADS"),
+        (0, {"OMP_NUM_THREADS": "many"}, 1, ONE),
+        (0, {"OMP_NUM_THREADS": "0"}, 1, ONE),
+        (5, {"OMP_NUM_THREADS": "3"}, 5, "as asked"),
     ],
 )
-def test_threads(asked: int, environ: dict[str, str], cores: int, workers: int, number: int, why: str) -> None:
-    got = choose(asked, environ, cores, workers)
+def test_threads(asked: int, environ: dict[str, str], number: int, why: str) -> None:
+    got = choose(asked, environ)
     assert (got.number, got.why) == (number, why)
 
 

@@ -296,10 +296,12 @@ def test_a_restore_with_another_chain_than_the_ledger_is_a_problem() -> None:
     assert "takes up checkpoint c5 at step 5" in proof.problems[0]
 
 
-def test_a_later_run_that_resumes_goes_on_with_the_line_of_the_earlier_run() -> None:
+@pytest.mark.parametrize("more_epochs", [0, 3])
+def test_a_later_run_that_resumes_goes_on_with_the_line_of_the_earlier_run(more_epochs: int) -> None:
     events = calm(finish=False, steps=8)
+    terms = msgspec.structs.replace(TERMS, epochs=TERMS.epochs + more_epochs)
     events.append(JobFinished(run="r1", outcome="stopped", step=8))
-    events += [JobSubmitted(run="r2", script="t.py"), registered("c", TERMS, run="r2")]
+    events += [JobSubmitted(run="r2", script="t.py"), registered("c", terms, run="r2")]
     events.append(world(2, member("c"), run="r2"))
     events.append(CheckpointRestored(run="r2", checkpoint="c5", step=5, worker="c", generation=2, chain=chain_of(4)))
     for s in range(5, 10):
@@ -307,7 +309,8 @@ def test_a_later_run_that_resumes_goes_on_with_the_line_of_the_earlier_run() -> 
         events.append(
             StepsCommitted(run="r2", first=s, last=s, generation=2, ranges=ranges, slots=4, chains=(chain_of(s),))
         )
-    events.append(JobFinished(run="r2", outcome="completed", step=10))
+    if not more_epochs:
+        events.append(JobFinished(run="r2", outcome="completed", step=10))
     proof = verify(events)
     assert proof.ok, proof.text()
     assert (proof.run, proof.steps) == ("r2", 10)

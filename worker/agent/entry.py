@@ -10,7 +10,6 @@ from reknit.core import log, telemetry
 from reknit.core.context import AGENT, AgentContext, from_env
 from reknit.core.errors import ReknitError
 
-from . import procfs
 from .app import supervise
 from .display import Display
 from .forkserver import Forkserver
@@ -59,9 +58,9 @@ def _prepare_environment(context: AgentContext, display: Display) -> int:
         del os.environ[name]
     if found:
         display.say(context.node, f"removed from the workers' environment, set by another launcher: {', '.join(found)}")
-    threads = choose(context.threads, os.environ, procfs.cores(), context.nproc)
+    threads = choose(context.threads, os.environ)
     # read once by the libraries when the forkserver loads them
     os.environ["OMP_NUM_THREADS"] = str(threads.number)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    display.say(context.node, f"{threads.number} intra-op threads a worker ({threads.why})")
+    display.say(context.node, f"{threads.number} intra-op thread{'s' * (threads.number > 1)} a worker ({threads.why})")
     return threads.number

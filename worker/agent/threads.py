@@ -14,14 +14,15 @@ class Threads:
     why: str
 
 
-def choose(asked: int, environ: Mapping[str, str], cores: int, workers: int) -> Threads:
+def choose(asked: int, environ: Mapping[str, str]) -> Threads:
     """Decide the intra-op threads of a worker.
+
+    The number of threads changes the bits of a gradient. So what nobody has asked for must not depend on cores or on
+    how many workers there are: one.
 
     Args:
         asked: what the launcher was told (`--threads`), 0 for nothing.
         environ: the agent's environment; a usable OMP_NUM_THREADS there is the user's word.
-        cores: cores that this node's processes may use.
-        workers: workers that the node begins with.
     """
     if asked > 0:
         return Threads(asked, "as asked")
@@ -29,5 +30,4 @@ def choose(asked: int, environ: Mapping[str, str], cores: int, workers: int) -> 
     said = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if said.isdecimal() and int(said) > 0:
         return Threads(int(said), "OMP_NUM_THREADS")
-    number = max(1, cores // max(1, workers))
-    return Threads(number, f"{cores} cores / {workers} workers")
+    return Threads(1, "the same for any number of workers, so that the weights are; --threads for more")

@@ -54,7 +54,7 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     evict_grace: float = 10.0
     """Seconds that an evicted but living worker gets to come back before it is killed and started afresh."""
     threads: int = 0
-    """Intra-op threads a worker; 0: cores / workers, at least 1."""
+    """Intra-op threads a worker; 0: one, so that bits do not depend on how many workers share the cores."""
     resume: bool = False
     """A run without any live state may begin from a checkpoint of an earlier run of this job."""
 

@@ -20,6 +20,8 @@ class ReknitError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # where it is shown as a traceback
 
 
 class UsageError(ReknitError):

@@ -13,6 +13,7 @@ is a contradiction. Memory: 32 bytes a step.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -119,9 +120,18 @@ class Ledger:
 
     def _donor(self, line: Line, event: CheckpointRestored) -> Line | None:
         earlier = [other for other in reversed(self.lines.values()) if other is not line]
-        fitting = [other for other in earlier if other.course == line.course and other.chain_before(event.step)]
+        # more or fewer epochs are no other course: the order of samples up to the restored step is the same
+        fitting = [
+            other
+            for other in earlier
+            if _without_epochs(other.course) == _without_epochs(line.course) and other.chain_before(event.step)
+        ]
         same_chain = [other for other in fitting if other.chain_before(event.step) == event.chain]
         return next(iter(same_chain or fitting), None)
+
+
+def _without_epochs(course: Course | None) -> Course | None:
+    return None if course is None else dataclasses.replace(course, epochs=1)
 
 
 def verify(events: Iterable[AnyEvent | Stored], run: str = "", *, most_counted: int = MOST_COUNTED) -> Proof:
