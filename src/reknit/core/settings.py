@@ -186,7 +186,7 @@ class NodeSettings:
         "Address of this node that the others can reach; by default the one on the route to the broker.",
         also=("PET_LOCAL_ADDR",),
     )
-    threads: int = _setting(0, _whole(0), "Threads a worker computes with (they change bits); 0: OMP_NUM_THREADS, else 1.")
+    threads: int = _setting(
         0, _whole(0), "Threads a worker computes with; 0: OMP_NUM_THREADS, else 1. They change bits."
     )
     grace: float = _setting(
