@@ -89,7 +89,9 @@ def test_ctrl_c_twice_ends_at_once_whatever_the_script_does(place: Place) -> Non
 def test_ctrl_c_while_it_loads(place: Place) -> None:
     sitting = place.script(
         "early.py",
-        "import reknit.cli as c, sys\n"
+        "import reknit.cli as c, signal, sys\n"
+        # a shell that runs the tests in the background has SIGINT ignored, and children inherit that
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Slow:\n    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'reknit.cli.up':\n            import time\n"
         "            print('loading', file=sys.stderr, flush=True)\n            time.sleep(1000)\n"
