@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import psutil
+from offspring import Offspring
+
+QUIET = 0.1
+"""Share of the machine that others may use while it counts as quiet."""
 
 
 def describe() -> dict[str, Any]:
@@ -26,3 +32,40 @@ def describe() -> dict[str, Any]:
 def load() -> float:
     """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Processor seconds used so far: by all, and by a benchmark's own processes."""
+
+    at: float
+    everybody: float
+    ours: float
+
+    @classmethod
+    def now(cls, offspring: Offspring | None = None) -> Busy:
+        """Read the counters."""
+        times = psutil.cpu_times()
+        ours = 0.0
+        for pid in offspring.alive() if offspring is not None else []:
+            try:
+                used = psutil.Process(pid).cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            ours += used.user + used.system
+        return cls(time.monotonic(), sum(times) - times.idle - times.iowait - times.guest - times.guest_nice, ours)
+
+    def others_since(self, before: Busy) -> float:
+        """Return the share of the machine, 0 to 1, that others used since then."""
+        seconds = max(self.at - before.at, 1e-9) * (os.cpu_count() or 1)
+        return max(0.0, (self.everybody - before.everybody - (self.ours - before.ours)) / seconds)
+
+
+def wait_until_quiet(at_most: float) -> None:
+    """Wait until others leave the machine alone for a moment, but no longer than so many seconds."""
+    deadline = time.monotonic() + at_most
+    while time.monotonic() < deadline:
+        before = Busy.now()
+        time.sleep(0.5)
+        if Busy.now().others_since(before) < QUIET:
+            return

@@ -2,8 +2,9 @@
 
 The same model, dataset, micro-batches, global batch and one thread a worker; DDP as a static group of plain processes,
 its gradients accumulated without sync where a worker has several micro-batches. The systems take turns (A B A B …),
-each turn in fresh processes, warm-up left out. The ratio is the median over the rounds. Exit status 1 if a ratio with
-one micro-batch a worker is below 0.9.
+each turn in fresh processes, warm-up left out. Whoever else uses the machine disturbs the two differently, so each turn
+waits a while for quiet and notes what share of the machine others used. The ratio is the median over the quiet rounds,
+or over all rounds if fewer than two were quiet. Exit status 1 if a ratio with one micro-batch a worker is below 0.9.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from offspring import Offspring
 
 LIMIT = 0.9
 START = 120.0
+PATIENCE = 20.0
+"""Seconds that a turn waits for a quiet machine."""
 Metered = dict[str, float]
 
 
@@ -59,6 +62,7 @@ def turn(system: str, setting: Setting) -> Metered:
     Raises:
         NotInTime: the workers do not come that far.
     """
+    machine.wait_until_quiet(PATIENCE)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as path, Offspring() as offspring:
         folder = Path(path)
         log = folder / "printed.log"
@@ -69,17 +73,20 @@ def turn(system: str, setting: Setting) -> Metered:
             command = [sys.executable, str(SCRIPTS / "speed_ddp.py"), *args, "--workers", str(setting.workers)]
             offspring.start(command, tag="ddp", log=log, env={"OMP_NUM_THREADS": "1"}, cwd=folder)
 
-        def look() -> list[Path] | None:
-            found = list(folder.glob("*.metered"))
+        def look(suffix: str) -> list[Path] | None:
+            found = list(folder.glob(f"*.{suffix}"))
             return found if len(found) == setting.workers else None
 
         try:
-            files = wait_for("the measurement", look, START + setting.warm + setting.seconds, every=0.1)
+            wait_for("the warm-up", lambda: look("began"), START + setting.warm, every=0.1)
+            before = machine.Busy.now(offspring)
+            files = wait_for("the measurement", lambda: look("metered"), START + setting.seconds, every=0.1)
+            others = machine.Busy.now(offspring).others_since(before)
         except NotInTime:
             print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
             raise
         metered = [json.loads(file.read_text()) for file in files]
-    return {name: statistics.mean(one[name] for one in metered) for name in metered[0]}
+    return {name: statistics.mean(one[name] for one in metered) for name in metered[0]} | {"others": others}
 
 
 def rounds(setting: Setting, count: int) -> Iterator[dict[str, Metered]]:
@@ -90,15 +97,15 @@ def rounds(setting: Setting, count: int) -> Iterator[dict[str, Metered]]:
 
 
 def compare(measured: list[dict[str, Metered]]) -> dict[str, Any]:
-    """Return ratios (medians over the rounds) and each system's medians."""
+    """Return ratios and each system's figures, medians over the quiet rounds."""
+    quiet = [one for one in measured if max(turn["others"] for turn in one.values()) < machine.QUIET]
+    counted = quiet if len(quiet) >= 2 else measured
 
     def ratio(name: str) -> float:
-        return round(statistics.median(one["reknit"][name] / one["ddp"][name] for one in measured), 3)
+        return round(statistics.median(one["reknit"][name] / one["ddp"][name] for one in counted), 3)
 
     medians = {
-        system: {
-            name: round(statistics.median(one[system][name] for one in measured), 2) for name in measured[0][system]
-        }
+        system: {name: round(statistics.median(one[system][name] for one in counted), 2) for name in counted[0][system]}
         for system in ("reknit", "ddp")
     }
     return {
@@ -106,7 +113,11 @@ def compare(measured: list[dict[str, Metered]]) -> dict[str, Any]:
         "ratio_of_median_steps": round(1 / ratio("step_ms_median"), 3),
         "ratio_of_cpu": ratio("cpu_ms_a_step"),
         **medians,
-        "rounds": [{s: round(m["samples_per_s"], 1) for s, m in one.items()} for one in measured],
+        "quiet_rounds": len(quiet),
+        "rounds": [
+            {system: [round(turn["samples_per_s"], 1), round(turn["others"], 2)] for system, turn in one.items()}
+            for one in measured
+        ],
     }
 
 

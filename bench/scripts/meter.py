@@ -41,6 +41,7 @@ class Meter:
             if now - self._first >= self._warm:
                 self._began = self._last = now
                 self._cpu = time.process_time()
+                self._file.with_suffix(".began").touch()
             return
         self._took.append(now - self._last)
         self._last = now

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import exact
+import machine
 import pytest
 import rebuilds
 import recovery
@@ -85,8 +88,8 @@ def test_exact_counts_hashes_over_all_histories():
     assert exact.misses(exact.document([same])) == []
 
 
-def metered(samples: float, step: float, cpu: float) -> throughput.Metered:
-    return {"samples_per_s": samples, "step_ms_median": step, "cpu_ms_a_step": cpu, "steps": 10}
+def metered(samples: float, step: float, cpu: float, others: float = 0.0) -> throughput.Metered:
+    return {"samples_per_s": samples, "step_ms_median": step, "cpu_ms_a_step": cpu, "steps": 10, "others": others}
 
 
 def test_throughput_takes_the_median_of_the_rounds_ratios():
@@ -100,6 +103,18 @@ def test_throughput_takes_the_median_of_the_rounds_ratios():
     assert found["ratio_of_cpu"] == 1.0
     assert found["reknit"]["samples_per_s"] == 80
     assert throughput.misses({"ratio_vs_ddp": {"2": 0.89, "4": 0.9}}) == ["0.89 x DDP with 2 workers, limit 0.9"]
+
+
+def test_throughput_counts_the_quiet_rounds_if_there_are_two():
+    noisy = {"reknit": metered(10, 99, 5, others=0.5), "ddp": metered(100, 10, 5)}
+    calm = {"reknit": metered(100, 10, 5), "ddp": metered(100, 10, 5)}
+    assert throughput.compare([noisy, calm, noisy, calm])["ratio"] == 1.0
+    assert throughput.compare([noisy, calm, noisy])["ratio"] == 0.1
+
+
+def test_what_others_use_is_what_is_not_ours():
+    before, after = machine.Busy(10.0, 100.0, 5.0), machine.Busy(12.0, 103.0, 7.0)
+    assert after.others_since(before) == pytest.approx(1.0 / (2 * (os.cpu_count() or 1)))
 
 
 def test_a_leak_is_a_slope():
