@@ -428,6 +428,7 @@ class Engine:
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
                 chain=shared.chain,
+                notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
             )
 
     def _commit(self, result: Result, *, publish: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from reknit.core.events import Range, WorldChanged
 
-from .ring.control import Plan
+from .ring.control import Plan, SlotNote
 from .ring.link import Link
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
@@ -190,6 +190,7 @@ class Exchange:
         self.copies: list[CopyWanted] = []
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
+        self.notes: dict[int, SlotNote] = {}
         self._computing: set[int] = set()
         self._orphans: set[int] = set()
         self._pool: list[Buffer] = []
@@ -296,12 +297,14 @@ class Exchange:
         slot = next(free, None)
         return None if slot is None else Compute(self.step, slot, slot in self._orphans)
 
-    def put(self, step: int, slot: int, buffer: Buffer) -> None:
-        """Hand in a computed slot; one that is no longer ours, or of a past step, is dropped."""
+    def put(self, step: int, slot: int, buffer: Buffer, note: SlotNote | None = None) -> None:
+        """Hand in a computed slot and what it has to say; one that is no longer ours, or of a past step, is dropped."""
         with self.cv:
             self._computing.discard(slot)
             if step == self.step and slot in self.own_slots() and not self.learning:
                 self.computed[slot] = buffer
+                if note is not None:
+                    self.notes[slot] = note
                 self.cv.notify_all()
             else:
                 self._pool.append(buffer)
@@ -382,8 +385,7 @@ class Exchange:
             self.chain = result.of.chain
             self.owners = result.of.settled.owners
             self._orphans.clear()
-            self._pool.extend(self.computed.values())
-            self.computed.clear()
+            self._drop_computed()
             self._prune()
             self.cv.notify_all()
 
@@ -410,8 +412,7 @@ class Exchange:
         with self.cv:
             copy = self.received
             if copy is not None and self.current and copy.step > self.step:
-                self._pool.extend(self.computed.values())
-                self.computed.clear()
+                self._drop_computed()
                 self.step, self.chain, self.owners = copy.step, copy.chain, ()
             self.received = None
 
@@ -420,20 +421,21 @@ class Exchange:
         with self.cv:
             before = set(self.own_slots()) if step == self.step else None
             if step != self.step:
-                self._pool.extend(self.computed.values())
-                self.computed.clear()
+                self._drop_computed()
                 self._computing.clear()
             self.step, self.owners = step, owners
             mine = set(self.own_slots())
             self._orphans = mine - before if before else set()
             for slot in [s for s in self.computed if s not in mine]:
                 self._pool.append(self.computed.pop(slot))
+                self.notes.pop(slot, None)
             self.cv.notify_all()
 
     def forget_all(self) -> None:
         """Drop computed slots and results: what they belonged to is over for this worker."""
         with self.cv:
             self.computed.clear()
+            self.notes.clear()
             self.results.clear()
             self._computing.clear()
             self.cv.notify_all()
@@ -443,6 +445,11 @@ class Exchange:
         with self.cv:
             self.error = error
             self.cv.notify_all()
+
+    def _drop_computed(self) -> None:
+        self._pool.extend(self.computed.values())
+        self.computed.clear()
+        self.notes.clear()
 
     def _prune(self) -> None:
         # the newest result stays: at the next break somebody may lack exactly that one

@@ -1,4 +1,4 @@
-"""What a step agrees on besides its gradient: piece 0, merged along the ring, made final by the last active.
+"""What a step agrees on besides its gradient: its last piece, merged along the ring, made final by the last active.
 
 Each active adds its wishes (`merge`, commutative); the last one settles them (`settle`, pure), and what it settles
 travels to everybody with the result. So these agreements need no service and no extra message.
@@ -7,7 +7,8 @@ travels to everybody with the result. So these agreements need no service and no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from reknit.core import plan as plans
@@ -26,8 +27,23 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SlotNote:
+    """What a computed slot has to say besides its gradient.
+
+    Attributes:
+        slot: number of the slot.
+        metrics: name -> (sum, weight); the global mean is the sum of sums over the sum of weights, in slot order.
+        nonfinite: sample ids of the slot if its gradient or loss holds NaN or Inf, else empty.
+    """
+
+    slot: int
+    metrics: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    nonfinite: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Wishes:
-    """What actives ask for while a step is reduced.
+    """What actives ask for, and tell, while a step is reduced.
 
     Attributes:
         plan: newest plan heard.
@@ -35,6 +51,9 @@ class Wishes:
         checkpoint: id of a checkpoint to take after this step, "" for none.
         ledger: last step whose ledger record is known to be stored, -1 for none.
         chain: result chain of the step before, as the first active has it; everybody compares it with its own.
+        weights: digest of the parameters that the step was computed with, as the first active has it; 0: not told.
+        notes: of computed slots, in slot order.
+        switch: generation of the newest planned world heard, 0 for none.
     """
 
     plan: Plan | None = None
@@ -42,6 +61,9 @@ class Wishes:
     checkpoint: str = ""
     ledger: int = -1
     chain: int = 0
+    weights: int = 0
+    notes: tuple[SlotNote, ...] = ()
+    switch: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +76,10 @@ class Settled:
         checkpoint: take this checkpoint of the state after this step.
         ledger: ledger records up to this step may be forgotten.
         stop: everybody leaves after this step.
-        chain: as in the wishes.
+        chain, weights: as in the wishes.
+        switch: the ring is left for that of this generation after this step; 0: it goes on.
+        metrics: global means of what the slots' notes tell.
+        nonfinite: (slot, sample ids) of slots whose gradient or loss was not finite.
     """
 
     owners: tuple[Range, ...]
@@ -63,10 +88,14 @@ class Settled:
     ledger: int = -1
     stop: bool = False
     chain: int = 0
+    weights: int = 0
+    switch: int = 0
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    nonfinite: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def merge(a: Wishes, b: Wishes) -> Wishes:
-    """Join two sets of wishes with equal chains; the order does not matter."""
+    """Join two sets of wishes with equal chains and weights, of different slots; the order does not matter."""
     candidates = [p for p in (a.plan, b.plan) if p is not None]
     newest = max(candidates, key=lambda p: (p.generation, p.version), default=None)
     return Wishes(
@@ -75,6 +104,9 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         checkpoint=max(a.checkpoint, b.checkpoint),
         ledger=max(a.ledger, b.ledger),
         chain=a.chain,
+        weights=a.weights,
+        notes=tuple(sorted((*a.notes, *b.notes), key=lambda note: note.slot)),
+        switch=min(a.switch, b.switch),  # only a world that all actives have heard of
     )
 
 
@@ -120,7 +152,25 @@ def settle(
         ledger=wishes.ledger,
         stop=stop,
         chain=wishes.chain,
+        weights=wishes.weights,
+        switch=wishes.switch if wishes.switch > generation and not stop else 0,
+        metrics=means(wishes.notes),
+        nonfinite=tuple((note.slot, note.nonfinite) for note in wishes.notes if note.nonfinite),
     )
+
+
+def means(notes: Sequence[SlotNote]) -> dict[str, float]:
+    """Global means of all metrics; sums are folded in slot order, so the split does not change a bit.
+
+    Args:
+        notes: in slot order. A metric counts where it was given.
+    """
+    sums: dict[str, tuple[float, float]] = {}
+    for note in notes:
+        for name, (total, weight) in note.metrics.items():
+            before = sums.get(name)
+            sums[name] = (total, weight) if before is None else (before[0] + total, before[1] + weight)
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sorted(sums.items())}
 
 
 def fits(plan: Plan, slots: int, generation: int, ring: Sequence[str], current: Collection[str]) -> bool:
@@ -162,14 +212,19 @@ def plan_from_plain(plain: Any) -> Plan | None:
 def encode(control: Wishes | Settled) -> bytes:
     """Bytes of the control piece."""
     if isinstance(control, Wishes):
-        plain = [
-            plan_to_plain(control.plan),
-            sorted(control.leaving),
-            control.checkpoint,
-            control.ledger,
-            control.chain,
-        ]
-        return wire.pack(["wishes", *plain])
+        return wire.pack(
+            [
+                "wishes",
+                plan_to_plain(control.plan),
+                sorted(control.leaving),
+                control.checkpoint,
+                control.ledger,
+                control.chain,
+                control.weights,
+                [[n.slot, {k: list(v) for k, v in n.metrics.items()}, list(n.nonfinite)] for n in control.notes],
+                control.switch,
+            ]
+        )
     return wire.pack(
         [
             "settled",
@@ -179,6 +234,10 @@ def encode(control: Wishes | Settled) -> bytes:
             control.ledger,
             control.stop,
             control.chain,
+            control.weights,
+            control.switch,
+            dict(control.metrics),
+            [[slot, list(samples)] for slot, samples in control.nonfinite],
         ]
     )
 
@@ -192,13 +251,36 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger, chain = plain
-            return Wishes(plan_from_plain(plan), frozenset(leaving), str(checkpoint), int(ledger), int(chain))
-        if plain[0] == "settled":
-            _, owners, leaving, checkpoint, ledger, stop, chain = plain
-            return Settled(
-                ranges_from_plain(owners), frozenset(leaving), str(checkpoint), int(ledger), bool(stop), int(chain)
+            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch = plain
+            return Wishes(
+                plan_from_plain(plan),
+                frozenset(leaving),
+                str(checkpoint),
+                int(ledger),
+                int(chain),
+                int(weights),
+                tuple(_note(*note) for note in notes),
+                int(switch),
             )
-    except (TypeError, ValueError, IndexError) as error:
+        if plain[0] == "settled":
+            _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite = plain
+            return Settled(
+                ranges_from_plain(owners),
+                frozenset(leaving),
+                str(checkpoint),
+                int(ledger),
+                bool(stop),
+                int(chain),
+                int(weights),
+                int(switch),
+                {str(k): float(v) for k, v in metrics.items()},
+                tuple((int(slot), tuple(map(int, samples))) for slot, samples in nonfinite),
+            )
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"control piece does not fit: {error}") from error
     raise WireError("not a control piece")
+
+
+def _note(slot: Any, metrics: Any, nonfinite: Any) -> SlotNote:
+    sums = {str(name): (float(total), float(weight)) for name, (total, weight) in metrics.items()}
+    return SlotNote(int(slot), sums, tuple(map(int, nonfinite)))

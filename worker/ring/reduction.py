@@ -4,8 +4,9 @@ Seen from the first active (place 0) the ring has the last active at place L. Pi
 become final at L, and travel on from L round to the worker before it. A place beyond L (spare, learner) passes final
 pieces on. Frames of one link keep their order, so pieces arrive in order and anything else is a broken peer.
 
-A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control piece goes all
-the way round, and its return shows that everybody has the result of the step before.
+The control piece is the last one: it can tell what only computed slots know, and nothing is committed before everybody
+has seen it. A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control
+piece goes all the way round, and its return shows that everybody has the result.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Reduction:
         chain: result chain of the step before.
         own: blocks until this worker's own slots are computed and returns their buffers in slot order (unused slots of
             an uneven tail left out); raises when the world moves.
-        wishes: this worker's wishes, asked for when its turn comes.
+        wishes: this worker's wishes, asked for when its turn comes: its own slots are computed then.
         settle: the last active's decision from all wishes.
     """
 
@@ -108,11 +109,11 @@ class Reduction:
         """
         where = self.where
         digest = xxhash.xxh3_64(self.chain.to_bytes(8, "little"))
-        settled: Settled | None = None
         if where.place == 0:
-            settled = self._begin(digest)
-            if settled is not None:
-                return settled, digest.intdigest()
+            self._begin(digest)
+            if where.last == 0:
+                return self._settle_alone(), digest.intdigest()
+        settled: Settled | None = None
         own: Sequence[Buffer] | None = None
         expect = {Kind.REDUCE: 0, Kind.FINAL: 0}
         done = Kind.REDUCE if where.place == where.last else Kind.FINAL
@@ -121,14 +122,15 @@ class Reduction:
         while expect[done] <= len(self.cut):
             header = previous.receive_header()
             self._check(header, expect)
+            control_piece = header.piece == len(self.cut)
             if header.kind is Kind.REDUCE:
                 if own is None:
                     own = self.own()
-                if header.piece == 0:
+                if control_piece:
                     settled = self._pass_wishes(previous.receive_payload(header)) or settled
                 else:
                     self._add(header.piece, own, digest)
-            elif header.piece == 0:
+            elif control_piece:
                 settled = self._take_settled(previous.receive_payload(header))
             else:
                 self._take_final(header.piece, digest)
@@ -136,23 +138,27 @@ class Reduction:
         assert settled is not None
         return settled, digest.intdigest()
 
-    def _begin(self, digest: xxhash.xxh3_64) -> Settled | None:
-        """First active: fold the own slots and send them off; alone among actives it settles at once."""
+    def _begin(self, digest: xxhash.xxh3_64) -> None:
+        """First active: fold the own slots and send them off."""
         own = self.own()
-        wishes = self.wishes()
         final = self.where.last == 0
-        settled = self.settle(wishes) if final else None
         kind = Kind.FINAL if final else Kind.REDUCE
         covered = self.slots if final else self.where.own
-        self._send(kind, 0, covered, control.encode(settled if settled is not None else wishes))
-        for number, piece in enumerate(self.cut, 1):
+        for number, piece in enumerate(self.cut):
             view = pieces.begin(self.result, own, piece, keep=final)
             if final:
                 digest.update(view)
             self._send(kind, number, covered, view)
-        if final and self.previous is not None:
+        if not final:
+            self._send(kind, len(self.cut), covered, control.encode(self.wishes()))
+
+    def _settle_alone(self) -> Settled:
+        """Alone among actives: what we settle goes all the way round."""
+        settled = self.settle(self.wishes())
+        self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
+        if self.previous is not None:
             header = self.previous.receive_header()
-            self._check(header, {Kind.FINAL: 0})
+            self._check(header, {Kind.FINAL: len(self.cut)})
             self.previous.receive_payload(header)
         return settled
 
@@ -161,17 +167,17 @@ class Reduction:
         self._compare(heard.chain)
         merged = control.merge(heard, self.wishes())
         if self.where.place != self.where.last:
-            self._send(Kind.REDUCE, 0, self.where.before + self.where.own, control.encode(merged))
+            self._send(Kind.REDUCE, len(self.cut), self.where.before + self.where.own, control.encode(merged))
             return None
         settled = self.settle(merged)
-        self._send(Kind.FINAL, 0, self.slots, control.encode(settled))
+        self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
         return settled
 
     def _take_settled(self, payload: bytes) -> Settled:
         settled = _decoded(payload, Settled)
         self._compare(settled.chain)
         if self.where.passes_final or self.where.last == 0:
-            self._send(Kind.FINAL, 0, self.slots, payload)
+            self._send(Kind.FINAL, len(self.cut), self.slots, payload)
         return settled
 
     def _compare(self, chain: int) -> None:
@@ -183,7 +189,7 @@ class Reduction:
             )
 
     def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
-        piece = self.cut[number - 1]
+        piece = self.cut[number]
         view = self._receive(piece)
         pieces.add(self.result, own, piece)
         if self.where.place == self.where.last:
@@ -193,7 +199,7 @@ class Reduction:
             self._send(Kind.REDUCE, number, self.where.before + self.where.own, view)
 
     def _take_final(self, number: int, digest: xxhash.xxh3_64) -> None:
-        view = self._receive(self.cut[number - 1])
+        view = self._receive(self.cut[number])
         if self.where.passes_final:
             self._send(Kind.FINAL, number, self.slots, view)
         digest.update(view)
@@ -211,7 +217,7 @@ class Reduction:
     def _check(self, header: Header, expect: dict[Kind, int]) -> None:
         want = expect.get(header.kind)
         covered = self.slots if header.kind is Kind.FINAL else self.where.before
-        size = None if header.piece == 0 or want is None else _size(self.cut, header.piece)
+        size = None if want is None or header.piece >= len(self.cut) else _size(self.cut[header.piece])
         if (
             want is None
             or header.step != self.step
@@ -225,8 +231,8 @@ class Reduction:
             )
 
 
-def _size(cut: Sequence[Piece], number: int) -> int:
-    return cut[number - 1].end - cut[number - 1].start if number <= len(cut) else -1
+def _size(piece: Piece) -> int:
+    return piece.end - piece.start
 
 
 def _decoded(payload: bytes, kind: type[C]) -> C:
