@@ -16,6 +16,7 @@ from . import words
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
 from .formation import QUIET_AFTER_WORLD, booting, joins_due, may_begin, members_without, status_of, targets
+from .planned import hindrance
 from .ring_order import first_order, route_round
 from .verdict import Verdict
 from .view import Record, View, Worker
@@ -169,4 +170,5 @@ def _world(
         leaving=tuple(m.worker for m in members if record.is_leaving(m)),
         targets=dict(last if wanted is None else wanted),
         restarts=record.restarts,
+        planned=hindrance(record, verdict, status) is None,
     )

@@ -25,6 +25,7 @@ from reknit.core.events import (
     RingBroken,
     StepsCommitted,
     Terms,
+    WorkerCaughtUp,
     WorkerDying,
     WorkerExited,
     WorkerFailed,
@@ -133,6 +134,27 @@ class Town:
         self.bodies[worker] = body
         self.again(worker, **changes)
         return body
+
+    def join(self, worker: str, incarnation: int = 1, node: str | None = None, **changes: Any) -> Body:
+        """Register a worker that learns in no time."""
+        body = self.register(worker, incarnation, node, **changes)
+        self.caught_up(worker)
+        return body
+
+    def caught_up(self, worker: str) -> None:
+        """The body has received the state and all results since."""
+        body = self.bodies[worker]
+        generation = self.world.generation if self.worlds else 0
+        self.say(
+            WorkerCaughtUp(
+                worker=worker, incarnation=body.incarnation, generation=generation, step=self.step, seconds=0.1
+            )
+        )
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+        return max((e.last + 1 for _, e, _ in self.log if isinstance(e, StepsCommitted)), default=0)
 
     def again(self, worker: str, **changes: Any) -> None:
         """The body registers (once more)."""

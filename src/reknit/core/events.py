@@ -360,6 +360,9 @@ class WorldChanged(Event, frozen=True, tag="world.changed"):
     """Node -> number of workers that its agent shall keep alive (empty: the agent's own nproc)."""
     restarts: int = 0
     """Job-wide restarts after failures so far."""
+    planned: bool = False
+    """Nobody of the world before is lost: who is linked in that one finishes its step there and goes over at a step
+    boundary. False: the links of the world before are dead or in doubt."""
 
 
 class WorkerRefused(Event, frozen=True, tag="world.refused"):
