@@ -118,14 +118,14 @@ class Place:
         return json.loads("\n".join(self.call(*args, "--json", code=code).out))
 
     def processes(self) -> dict[int, str]:
-        """All living processes that were started with this home: pid -> command line."""
+        """All living processes that were started with this home, or one beside or inside it: pid -> command line."""
         found = {}
-        marks = {f"REKNIT_HOME={self.home}{suffix}".encode() for suffix in ("", "-b")}
+        mark = f"REKNIT_HOME={self.home}".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    environ = set((entry / "environ").read_bytes().split(b"\0"))
-                    if marks & environ and state_of(int(entry.name)) != "Z":
+                    ours = any(v.startswith(mark) for v in (entry / "environ").read_bytes().split(b"\0"))
+                    if ours and state_of(int(entry.name)) != "Z":
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
