@@ -2,7 +2,8 @@
 
 Sections: `f4` values (gradients of fp32, bf16, fp16 and complex64 parameters, float buffers) and then counts (slots in
 which a parameter had a gradient, slots in which a buffer changed); `f8` values (fp64 likewise) and then
-[loss x samples, samples]; `raw` all other buffers, slot 0's. See docs/architecture.md, «Flat layout».
+[samples that took part, loss x samples, samples]; `raw` all other buffers, slot 0's. See docs/architecture.md, «Flat
+layout».
 """
 
 # ruff: noqa: SLF001 - buffers are looked up where torch keeps them, and foreach operations have no public name
@@ -32,6 +33,7 @@ class _Views:
     parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
     counts: torch.Tensor
+    taken: torch.Tensor
     loss: torch.Tensor
 
 
@@ -46,7 +48,7 @@ class Summary:
 class Flat:
     """Reads and writes flat buffers for the tracked modules.
 
-    The set of parameters is fixed when this is made: those that require a gradient then.
+    The set of parameters is fixed when this is made: those that are trained then.
 
     Args:
         tracked: the tracked objects.
@@ -57,7 +59,7 @@ class Flat:
     """
 
     def __init__(self, tracked: Tracked, *, cached: int = 16) -> None:
-        self._parameters = [p for _, p in tracked.parameters() if p.requires_grad]
+        self._parameters = tracked.trained()
         self._cached = cached
         self._buffer_places = _once(tracked)
         present = self._buffers()
@@ -66,11 +68,18 @@ class Flat:
         counts = len(self._places)
         self._f4_values = sum(n for kind, n in self._places if kind == "f4")
         self._f8_values = sum(n for kind, n in self._places if kind == "f8")
+        trained = self._places[: len(self._parameters)]
+        self._f4_gradients = sum(n for kind, n in trained if kind == "f4")
+        self._f8_gradients = sum(n for kind, n in trained if kind == "f8")
         raw = sum(-(-n // 8) * 8 for kind, n in self._places if kind == "raw")
         f4 = self._f4_values + counts
         f4 += f4 % 2
-        end4, end8 = 4 * f4, 4 * f4 + 8 * (self._f8_values + 2)
-        sections = [Section("f4", 0, end4), Section("f8", end4, end8), Section("raw", end8, end8 + raw)]
+        end4, end8 = 4 * f4, 4 * f4 + 8 * (self._f8_values + 3)
+        sections = [
+            Section("f4", 0, end4, gradients=4 * self._f4_gradients),
+            Section("f8", end4, end8, gradients=8 * self._f8_gradients),
+            Section("raw", end8, end8 + raw),
+        ]
         self.shape = Shape(tuple(s for s in sections if s.end > s.start))
         self._bounds = (end4, end8, end8 + raw)
         self._cache: OrderedDict[int, _Views] = OrderedDict()
@@ -129,23 +138,31 @@ class Flat:
             views.f4[: self._f4_values].mul_(weight)
             views.f8[: self._f8_values].mul_(weight)
         views.counts.copy_(torch.from_numpy(counts))
+        views.taken[0] = samples if loss is not None or counts[: len(self._parameters)].any() else 0.0
         views.loss[0] = 0.0 if loss is None else loss * samples
         views.loss[1] = 0.0 if loss is None else samples
 
     # -------------------------------------------------------------------------------------------- a result
 
-    def apply(self, result: Buffer, divisor: float) -> Summary:
-        """Set `.grad` to the global mean and the buffers to their new values.
+    def apply(self, result: Buffer, *, samples: int, micro_batch: int) -> Summary:
+        """Set `.grad` to the mean over the samples that took part, and the buffers to their new values.
+
+        A micro-batch for which the script called no `backward` has not taken part; if none has, there is no gradient.
 
         Args:
             result: reduced flat buffer; not changed.
-            divisor: samples of the step / micro-batch.
+            samples: samples of the step.
+            micro_batch: samples of a full slot.
         """
         views = self._views(result)
         counts = views.counts.tolist()
-        torch.div(views.f4[: self._f4_values], divisor, out=self._out4)
-        if self._f8_values:
-            torch.div(views.f8[: self._f8_values], divisor, out=self._out8)
+        taken = float(views.taken[0]) or samples
+        for values, out, gradients in (
+            (views.f4, self._out4, self._f4_gradients),
+            (views.f8, self._out8, self._f8_gradients),
+        ):
+            torch.div(values[:gradients], taken / micro_batch, out=out[:gradients])
+            torch.div(values[gradients : len(out)], samples / micro_batch, out=out[gradients:])
         for number, (parameter, (source, grad)) in enumerate(zip(self._parameters, self._grads, strict=True)):
             if counts[number] == 0:
                 parameter.grad = None
@@ -209,6 +226,7 @@ class Flat:
             parameters=made[: len(self._parameters)],
             buffers=made[len(self._parameters) :],
             counts=f4[self._f4_values : self._f4_values + len(self._places)],
+            taken=f8[-3:-2],
             loss=f8[-2:],
         )
         self._cache[id(buffer)] = views

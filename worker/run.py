@@ -211,7 +211,7 @@ class Run:
     def _apply(self, step: Step, number: int, result: Result) -> None:
         first, end = self.course.span(number)
         self._saving.wait()
-        summary = self._flat.apply(result.buffer, (end - first) / self.course.micro_batch)
+        summary = self._flat.apply(result.buffer, samples=end - first, micro_batch=self.course.micro_batch)
         self._batches.settle(number)
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)

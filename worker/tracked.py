@@ -119,6 +119,20 @@ class Tracked:
             if place.kind == "parameter" and isinstance(place.tensor, torch.nn.Parameter)
         ]
 
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that get a gradient: those that require one and are in no running average.
+
+        `torch.optim.swa_utils.AveragedModel` copies parameters with their `requires_grad`, but nobody trains the copy.
+        """
+        averages = [
+            part
+            for m in self.modules.values()
+            for part in m.modules()
+            if isinstance(part, torch.optim.swa_utils.AveragedModel)
+        ]
+        averaged = {id(p) for average in averages for p in average.parameters()}
+        return [p for _, p in self.parameters() if p.requires_grad and id(p) not in averaged]
+
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return (name, buffer) of all modules, each buffer once, also those not persistent, in the layout's order."""
         return [(p.name, p.tensor) for p in self._once() if p.kind != "parameter" and p.tensor is not None]

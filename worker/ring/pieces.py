@@ -6,6 +6,7 @@ The fold is the whole of promise P2: for every element, `((g0 + g1) + g2) + ...`
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,20 +21,27 @@ Buffer = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """Bytes `[start, end)` of the flat buffer, summed as `f4` or `f8`, or `raw`: slot 0's bytes, not summed."""
+    """Bytes `[start, end)` of the flat buffer, summed as `f4` or `f8`, or `raw`: slot 0's bytes, not summed.
+
+    Attributes:
+        gradients: so many bytes at its beginning hold gradients; what follows (buffers, counts) may be NaN or Inf in a
+            healthy model.
+    """
 
     dtype: Literal["f4", "f8", "raw"]
     start: int
     end: int
+    gradients: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `[start, end)` within one section."""
+    """Bytes `[start, end)` within one section; `gradients` of them, at its beginning, hold gradients."""
 
     dtype: Literal["f4", "f8", "raw"]
     start: int
     end: int
+    gradients: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +62,9 @@ class Shape:
     def pieces(self, size: int = PIECE) -> tuple[Piece, ...]:
         """Cut into pieces of at most `size` bytes (a multiple of 8), never across a section."""
         return tuple(
-            Piece(s.dtype, at, min(at + size, s.end)) for s in self.sections for at in range(s.start, s.end, size)
+            Piece(s.dtype, at, min(at + size, s.end), max(0, min(size, s.start + s.gradients - at)))
+            for s in self.sections
+            for at in range(s.start, s.end, size)
         )
 
     def empty(self) -> Buffer:
@@ -86,6 +96,27 @@ def begin(out: Buffer, slots: Sequence[Buffer], piece: Piece, *, keep: bool) -> 
     else:
         return first.data
     return place.data
+
+
+def doubtful(values: memoryview, piece: Piece) -> bool:
+    """True if the gradients in a piece may hold NaN or Inf; False is certain. Cheap while the piece is in the cache.
+
+    A sum of squares is finite only if every value is; it may overflow though every value is finite.
+    """
+    if not piece.gradients:
+        return False
+    gradients = np.frombuffer(values[: piece.gradients], piece.dtype)
+    return not math.isfinite(np.dot(gradients, gradients))
+
+
+def finite(slot: Buffer, cut: Sequence[Piece]) -> bool:
+    """True if all gradients of a slot are finite."""
+    return not any(
+        piece.gradients
+        and doubtful(slot[piece.start : piece.end].data, piece)
+        and not np.isfinite(slot[piece.start : piece.start + piece.gradients].view(piece.dtype)).all()
+        for piece in cut
+    )
 
 
 def add(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:

@@ -21,7 +21,7 @@ from reknit.core.errors import WireError
 from reknit.core.events import Range
 
 from . import control, pieces
-from .control import Settled, Wishes
+from .control import Settled, SlotNote, Wishes
 from .frames import Header, Kind
 from .link import Link, LinkBroken
 from .pieces import Buffer, Piece
@@ -84,6 +84,8 @@ class Reduction:
             an uneven tail left out); raises when the world moves.
         wishes: this worker's wishes, asked for when its turn comes: its own slots are computed then.
         settle: the last active's decision from all wishes.
+        samples: sample ids of a slot, asked for only if its gradient is not finite.
+        doubt: the fold, as far as it went here, may hold NaN or Inf.
     """
 
     step: int
@@ -97,6 +99,8 @@ class Reduction:
     own: Callable[[], Sequence[Buffer]]
     wishes: Callable[[], Wishes]
     settle: Callable[[Wishes], Settled]
+    samples: Callable[[int], tuple[int, ...]] = lambda _slot: ()
+    doubt: bool = False
 
     def run(self) -> tuple[Settled, int]:
         """Reduce.
@@ -146,15 +150,16 @@ class Reduction:
         covered = self.slots if final else self.where.own
         for number, piece in enumerate(self.cut):
             view = pieces.begin(self.result, own, piece, keep=final)
+            self.doubt = self.doubt or pieces.doubtful(view, piece)
             if final:
                 digest.update(view)
             self._send(kind, number, covered, view)
         if not final:
-            self._send(kind, len(self.cut), covered, control.encode(self.wishes()))
+            self._send(kind, len(self.cut), covered, control.encode(self._tell()))
 
     def _settle_alone(self) -> Settled:
         """Alone among actives: what we settle goes all the way round."""
-        settled = self.settle(self.wishes())
+        settled = self.settle(self._tell())
         self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
         if self.previous is not None:
             header = self.previous.receive_header()
@@ -165,13 +170,25 @@ class Reduction:
     def _pass_wishes(self, payload: bytes) -> Settled | None:
         heard = _decoded(payload, Wishes)
         self._compare(heard.chain)
-        merged = control.merge(heard, self.wishes())
+        merged = control.merge(heard, self._tell())
         if self.where.place != self.where.last:
             self._send(Kind.REDUCE, len(self.cut), self.where.before + self.where.own, control.encode(merged))
             return None
         settled = self.settle(merged)
         self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
         return settled
+
+    def _tell(self) -> Wishes:
+        """The wishes; if the fold may not be finite, which of our own slots are to blame is looked up first."""
+        wishes = self.wishes()
+        if not self.doubt:
+            return wishes
+        notes = {note.slot: note for note in wishes.notes}
+        for slot, buffer in enumerate(self.own(), self.where.before):
+            if not pieces.finite(buffer, self.cut):
+                note = notes.get(slot) or SlotNote(slot)
+                notes[slot] = dataclasses.replace(note, nonfinite=self.samples(slot))
+        return dataclasses.replace(wishes, notes=tuple(notes[slot] for slot in sorted(notes)))
 
     def _take_settled(self, payload: bytes) -> Settled:
         settled = _decoded(payload, Settled)
@@ -192,6 +209,7 @@ class Reduction:
         piece = self.cut[number]
         view = self._receive(piece)
         pieces.add(self.result, own, piece)
+        self.doubt = self.doubt or pieces.doubtful(view, piece)
         if self.where.place == self.where.last:
             digest.update(view)
             self._send(Kind.FINAL, number, self.slots, view)
