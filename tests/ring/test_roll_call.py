@@ -11,6 +11,7 @@ from reknit.core.events import Range
 from reknit.worker.ring import control, roll_call
 from reknit.worker.ring.control import Plan
 from reknit.worker.ring.roll_call import Diverged, Entry, decide, heal
+from reknit.worker.ring.vote import Wrong
 
 
 def ranges(text: str) -> tuple[Range, ...]:
@@ -146,9 +147,101 @@ def test_different_results_of_one_step_are_never_passed_over():
 def test_the_minority_learns_from_the_majority():
     owners = ranges("a:0-3 b:3-6 c:6-8")
     d = decide([entry(n, 6, owners=owners, chain=c) for n, c in (("a", 2), ("b", 1), ("c", 2))], 8, 3)
-    assert (d.diverged, d.current) == (("b",), {"a", "c"})
+    assert ([w.worker for w in d.diverged], d.current) == (["b"], {"a", "c"})
+    assert "b held another result in step 6 than the majority and learns anew" in d.words
     assert dict(d.learners)["b"] in {"a", "c"}
     assert d.owners == ranges("a:0-5 c:5-8")
+
+
+def test_other_weights_in_the_step_in_flight_orphan_the_slots_computed_with_them():
+    owners = ranges("a:0-3 b:3-6 c:6-8")
+    d = decide(
+        [entry(n, 6, owners=owners, weights=w, computed=c)
+         for n, w, c in (("a", 2, (0, 1, 2)), ("b", 1, (3, 4, 5)), ("c", 2, (6, 7)))], 8, 3,
+    )  # fmt: skip
+    assert (d.diverged, d.current) == ((Wrong("b", "weights", 1, 2, "majority"),), {"a", "c"})
+    assert (d.step, d.owners, d.orphans, d.kept) == (7, ranges("a:0-5 c:5-8"), 3, 5)
+    assert dict(d.learners)["b"] in {"a", "c"}
+    assert "b held other weights in step 7 than the majority and learns anew" in d.words
+
+
+def test_who_has_not_taken_a_digest_is_asked_and_nothing_else_is_decided():
+    owners = ranges("a:0-4 b:4-8")
+    entries = [entry("a", 6, owners=owners, weights=1), entry("b", 6, owners=owners, weights=2), entry("c", 6)]
+    d = decide(entries, 8, 3)
+    assert (d.ask, d.diverged, d.owners, d.learners) == (("c",), (), (), ())
+    told = decide([*entries[:2], entry("c", 6, weights=2)], 8, 3)
+    assert ([w.worker for w in told.diverged], told.ask) == (["a"], ())
+    assert told.owners == ranges("b:0-8")
+
+
+def test_of_two_the_one_whose_own_weights_changed_learns():
+    owners = ranges("a:0-4 b:4-8")
+    d = decide([entry("a", 6, owners=owners, weights=1, doubt=True), entry("b", 6, owners=owners, weights=2)], 8, 3)
+    assert d.diverged == (Wrong("a", "weights", 1, 2, "own"),)
+    assert (d.learners, d.owners) == ((("a", "b"),), ranges("b:0-8"))
+
+
+def test_without_a_majority_of_weights_nothing_goes_on():
+    owners = ranges("a:0-4 b:4-8")
+    with pytest.raises(Diverged, match="different weights in step 7 and no majority"):
+        decide([entry("a", 6, owners=owners, weights=1), entry("b", 6, owners=owners, weights=2)], 8, 3)
+
+
+def test_weights_of_another_step_are_not_compared():
+    owners = ranges("a:0-4 b:4-8")
+    d = decide([entry("a", 6, owners=owners, weights=1), entry("b", 5, weights=2)], 8, 3)
+    assert (d.diverged, d.lacking) == ((), ("b",))
+
+
+def test_who_has_another_result_is_not_asked_for_its_weights():
+    owners = ranges("a:0-3 b:3-6 c:6-8")
+    entries = [entry(n, 6, owners=owners, chain=c, weights=w) for n, c, w in (("a", 2, 5), ("b", 1, 6), ("c", 2, 0))]
+    d = decide(entries, 8, 3)
+    assert [(w.worker, w.what) for w in d.diverged] == [("b", "result")]
+    assert d.ask == ()
+
+
+def test_states_after_the_last_step_differ_only_where_a_majority_says_so():
+    three = [entry(n, 6, weights=1, state=s) for n, s in (("a", 8), ("b", 9), ("c", 8))]
+    assert [(w.worker, w.what) for w in decide(three, 8, 3).diverged] == [("b", "state")]
+    assert decide(three[:2], 8, 3).diverged == ()
+
+
+digests = st.integers(0, 2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(4, 6), st.booleans(), digests, digests, st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_whoever_diverged_has_no_slots_and_learns_from_one_that_did_not(members):
+    owners = tuple(r for r in plans.split(8, [f"w{i}" for i in range(len(members))]) if r.end > r.first)
+    entries = [
+        entry(f"w{i}", held, current=current, waiting=not current, owners=owners if held == 6 else (),
+              chain=100 * held + chain, weights=weights, vouched=vouched, doubt=doubt)
+        for i, (held, current, chain, weights, vouched, doubt) in enumerate(members)
+    ]  # fmt: skip
+    try:
+        d = decide(entries, 8, 3)
+    except Diverged:
+        return
+    wrong = {w.worker for w in d.diverged}
+    assert not wrong & d.current
+    assert not wrong & {donor for _, donor in d.learners}
+    assert wrong <= dict(d.learners).keys()
+    if d.ask or d.leader:
+        assert not d.owners
+        return
+    furthest = [e for e in entries if e.worker in d.current and e.held == d.furthest]
+    assert len({e.chain for e in furthest}) <= 1
+    assert len({e.weights for e in furthest if e.weights}) <= 1
+    assert plans.covers(d.owners, 8)
+    if any(e.owners for e in furthest):
+        assert not wrong & {r.worker for r in d.owners}
 
 
 def test_entries_survive_the_wire():

@@ -6,17 +6,19 @@ furthest anywhere, or lack exactly that one; slots that a survivor owned in the 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from reknit.core import plan as plans
-from reknit.core.errors import ReknitError, WireError
+from reknit.core.errors import WireError
 from reknit.core.events import Range
 
-from . import control
+from . import control, vote
 from .control import Plan
+from .vote import Diverged, Wrong
+
+__all__ = ["Decision", "Diverged", "Entry", "decide", "entry_from_plain", "entry_to_plain", "heal"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class Entry:
         restorable: step count of the newest checkpoint it can reach, -1 if none.
         leaving: it wants out.
         finished: its script has left the step loop.
+        weights: digest of the weights that it has for step `held + 1`, 0 if it has not taken one.
+        state: digest of its whole state after the last step of the run, 0 before.
+        vouched, doubt: what its digests are worth (see vote.Ballot).
     """
 
     worker: str
@@ -57,6 +62,10 @@ class Entry:
     restorable: int = -1
     leaving: bool = False
     finished: bool = False
+    weights: int = 0
+    state: int = 0
+    vouched: bool = True
+    doubt: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +84,10 @@ class Decision:
         learners: (learner, donor of its state), for those that wait for one.
         leader: in a cold start, the member that restores or keeps its state for all, and then the roll is called again.
         current: members that have the state.
-        diverged: members whose result of F is not that of the majority: they learn anew.
+        diverged: members whose result of F, or whose weights for F + 1, are not the right ones: they learn anew.
         words: the decision in words.
+        ask: members that must take a digest of their weights before anything can be decided; then the roll is called
+            again, as with a leader.
     """
 
     furthest: int
@@ -90,19 +101,16 @@ class Decision:
     learners: tuple[tuple[str, str], ...]
     leader: str
     current: frozenset[str]
-    diverged: tuple[str, ...]
+    diverged: tuple[Wrong, ...]
     words: str
-
-
-class Diverged(ReknitError):
-    """Members hold different results of one step and no majority says which is right: the run must not go on."""
+    ask: tuple[str, ...] = ()
 
 
 def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     """Decide from all entries in ring order.
 
     Raises:
-        Diverged: members hold different results of the same step, and no majority agrees.
+        Diverged: members hold different results or weights of the same step, and no majority agrees.
     """
     ring = [e.worker for e in entries]
     fresh = {e.digest for e in entries if e.current and e.digest}
@@ -112,10 +120,13 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         return _cold(entries)
     furthest = max(e.held for e in current)
     holders = [e for e in current if e.held == furthest]
-    diverged = _minority(holders)
-    if diverged:
-        entries = [dataclasses.replace(e, current=False, waiting=True) if e.worker in diverged else e for e in entries]
-        holders = [e for e in holders if e.worker not in diverged]
+    diverged, ask = _diverged(holders)
+    if ask:
+        return _asking(furthest, ask)
+    wrong = {d.worker for d in diverged}
+    if wrong:
+        entries = [dataclasses.replace(e, current=False, waiting=True) if e.worker in wrong else e for e in entries]
+        holders = [e for e in holders if e.worker not in wrong]
     # who lacks more than the furthest result learns anew (possible after a plan that changed all owners at once), and
     # so does who lacks it while its only holders have it inside their weights (they learned, their teacher is dead)
     senders = [e.worker for e in holders if e.result]
@@ -136,8 +147,7 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     )
     learners = tuple((e.worker, _nearest(ring, e.worker, holders)) for e in entries if not e.current and e.waiting)
     words = f"step {furthest + 1} goes on with {len(owners)} of {len(ring)} workers computing"
-    if diverged:
-        words += f"; {', '.join(diverged)} held another result of step {furthest} than the majority and learns anew"
+    words += "".join(f"; {d.words(furthest if d.what == 'result' else furthest + 1)} and learns anew" for d in diverged)
     if lacking:
         words += f"; {senders[0]} sends the result of step {furthest} again to {', '.join(lacking)}"
     if orphans:
@@ -161,16 +171,42 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
     )
 
 
-def _minority(holders: Sequence[Entry]) -> tuple[str, ...]:
-    """Holders of the furthest result whose chain differs from that of more than half of them."""
-    chains = collections.Counter(e.chain for e in holders)
-    chain, count = chains.most_common(1)[0]
-    if count == len(holders):
-        return ()
-    if 2 * count <= len(holders):
-        told = ", ".join(f"{e.worker} {e.chain:016x}" for e in holders)
-        raise Diverged(f"different results of step {holders[0].held} and no majority (result chains: {told})")
-    return tuple(e.worker for e in holders if e.chain != chain)
+def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, ...]]:
+    """Holders of the furthest result that have other bits than the right ones; or whom to ask first.
+
+    Results come first: who has another one has other weights for that reason alone.
+    """
+    furthest = holders[0].held
+    results = vote.weigh("result", f"of step {furthest}", [vote.Ballot(e.worker, e.chain, e.vouched) for e in holders])
+    wrong = {w.worker for w in results.wrong}
+    rest = [e for e in holders if e.worker not in wrong]
+    ballots = [vote.Ballot(e.worker, e.weights, e.vouched, e.doubt) for e in rest]
+    weights = vote.weigh("weights", f"in step {furthest + 1}", ballots)
+    if weights.ask:
+        return (), weights.ask
+    found = (*results.wrong, *weights.wrong)
+    wrong = {w.worker for w in found}
+    states = [vote.Ballot(e.worker, e.state, e.vouched) for e in rest if e.worker not in wrong and e.state]
+    return (*found, *vote.minority("state", f"after step {furthest}", states)), ()
+
+
+def _asking(furthest: int, ask: tuple[str, ...]) -> Decision:
+    return Decision(
+        furthest=furthest,
+        chain=0,
+        step=furthest + 1,
+        donor="",
+        lacking=(),
+        owners=(),
+        orphans=0,
+        kept=0,
+        learners=(),
+        leader="",
+        current=frozenset(),
+        diverged=(),
+        words=f"the weights for step {furthest + 1} differ: {', '.join(ask)} must say which it has",
+        ask=ask,
+    )
 
 
 def heal(

@@ -1,0 +1,157 @@
+"""Whose bits are right when the members of a ring, which must all have the same, do not: pure.
+
+    verdict = weigh("weights", "step 41", [Ballot(worker, digest, vouched, doubt), …])
+
+Each member says which digest it has. Members are witnesses, and a witness counts only for what it knows by itself:
+
+* who has received its state from a peer since it was last compared (`vouched` is False) repeats what that peer had:
+  such members that agree with each other are one witness, and none at all beside one who was compared;
+* who has found its own bits changed under it (`doubt`) is no witness, nor is a copy of it;
+* who has not told its digest is asked before anything is decided that it could turn.
+
+A digest is right when more than half of the witnesses have it. Otherwise nobody can tell, and that is said (`Diverged`)
+rather than guessed: one silent wrong bit is worse than a crash.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from reknit.core.errors import ReknitError
+
+What = Literal["result", "weights", "state"]
+"""result: of a step, by its chain; weights: parameters and buffers; state: these and the optimizer's tensors."""
+
+
+class Diverged(ReknitError):
+    """Members of one ring hold different bits and nothing tells which are right: the run must not go on with them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ballot:
+    """What one member says.
+
+    Attributes:
+        worker: who.
+        digest: of what is compared; 0: not told yet.
+        vouched: it was compared equal, or has its state from nobody, since it last received one.
+        doubt: its bits changed under it while they should not have.
+    """
+
+    worker: str
+    digest: int
+    vouched: bool = True
+    doubt: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wrong:
+    """A member whose bits are not the right ones.
+
+    Attributes:
+        worker: who.
+        what: what was compared.
+        digest: its digest.
+        right: the digest that the others have.
+        by: how that is known: the `majority` has another, or its `own` bits changed under it.
+    """
+
+    worker: str
+    what: What
+    digest: int
+    right: int
+    by: Literal["majority", "own"]
+
+    def words(self, step: int) -> str:
+        """Say what was found about the member in this step."""
+        if self.by == "own":
+            return f"{self.worker} found its own {_PLURAL[self.what]} changed in step {step}"
+        return f"{self.worker} held {_OTHER[self.what]} in step {step} than the majority"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of it.
+
+    Attributes:
+        right: the right digest, 0 if nobody told one or some must be asked first.
+        wrong: members that have another.
+        ask: members that must tell theirs before it can be decided; then nothing else is said.
+    """
+
+    right: int = 0
+    wrong: tuple[Wrong, ...] = ()
+    ask: tuple[str, ...] = ()
+
+
+def weigh(what: What, where: str, ballots: Sequence[Ballot]) -> Verdict:
+    """Decide which digest is right.
+
+    Args:
+        what: what is compared.
+        where: at which point, in words, for the error.
+        ballots: one a member; the order does not matter but for that of the answer.
+
+    Raises:
+        Diverged: digests differ and no majority tells which is right.
+    """
+    told = {b.digest for b in ballots if b.digest}
+    if len(told) <= 1:
+        return Verdict(right=next(iter(told), 0))
+    witnesses = _witnesses(ballots)
+    counts = _count(witnesses)
+    silent = [b.worker for b in witnesses if not b.digest]
+    right, count = max(counts.items(), key=lambda item: item[1], default=(0, 0))
+    if 2 * count <= sum(counts.values()) + len(silent):
+        if silent:
+            return Verdict(ask=tuple(silent))
+        said = ", ".join(f"{b.worker} {b.digest:016x}" for b in ballots if b.digest)
+        raise Diverged(
+            f"the workers hold different {_PLURAL[what]} {where} and no majority says which is right ({said})",
+            hint="none of it was committed: the run goes back to its last checkpoint",
+        )
+    return Verdict(
+        right=right,
+        wrong=tuple(
+            Wrong(b.worker, what, b.digest, right, "own" if b.doubt else "majority")
+            for b in ballots
+            if b.digest not in (0, right)
+        ),
+    )
+
+
+def minority(what: What, where: str, ballots: Sequence[Ballot]) -> tuple[Wrong, ...]:
+    """As `weigh`, for what nobody is asked for: where no majority tells who is right, nobody is said to be wrong."""
+    try:
+        return weigh(what, where, ballots).wrong
+    except Diverged:
+        return ()
+
+
+_PLURAL: dict[What, str] = {"result": "results", "weights": "weights", "state": "states"}
+_OTHER: dict[What, str] = {"result": "another result", "weights": "other weights", "state": "another state"}
+
+
+def _witnesses(ballots: Sequence[Ballot]) -> list[Ballot]:
+    """Members whose word counts for something."""
+    sound = [b for b in ballots if not b.doubt]
+    doubted = {b.digest for b in ballots if b.doubt} - {b.digest for b in sound if b.vouched}
+    sound = [b for b in sound if b.vouched or b.digest not in doubted]
+    if any(b.digest for b in sound):
+        return sound
+    return list(ballots)  # all doubt themselves: a script that changes its weights in forward says nothing by that
+
+
+def _count(witnesses: Sequence[Ballot]) -> dict[int, int]:
+    """How many independent witnesses each digest has."""
+    counts: collections.Counter[int] = collections.Counter()
+    for ballot in witnesses:
+        if ballot.digest and ballot.vouched:
+            counts[ballot.digest] += 1
+    for ballot in witnesses:
+        if ballot.digest and not counts[ballot.digest]:
+            counts[ballot.digest] = 1
+    return dict(counts)
