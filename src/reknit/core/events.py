@@ -66,6 +66,28 @@ class Range(Part, frozen=True):
     end: int
 
 
+class SlotNotFinite(Part, frozen=True):
+    """A slot whose gradient or loss holds NaN or Inf."""
+
+    slot: int
+    worker: str
+    """Who computed it."""
+    samples: tuple[int, ...] = ()
+    """Ids of its samples."""
+
+
+class Scores(Part, frozen=True):
+    """What some micro-batches of an evaluation measured, all of them the same metrics."""
+
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+    """Numbers of the micro-batches."""
+    sums: tuple[float, ...]
+    """For each number, for each name."""
+    weights: tuple[float, ...]
+    """Likewise; the mean is the sum of all sums over the sum of all weights."""
+
+
 class Evidence(Part, frozen=True):
     """One observation that speaks for or against a member."""
 
@@ -405,6 +427,20 @@ class StepsCommitted(Event, frozen=True, tag="shards.committed"):
     computed_again: int = 0
 
 
+class StepNotFinite(Event, frozen=True, tag="shards.not_finite"):
+    """A step's gradient or loss holds NaN or Inf, and where from; at most one a second, by the owner of slot 0."""
+
+    run: str
+    step: int
+    generation: int
+    slots: tuple[SlotNotFinite, ...]
+    """Empty: each slot is finite, their sum is not."""
+    loss: float | None = None
+    """Global mean loss of the step."""
+    steps: int = 1
+    """How many such steps there were since the event before, this one included."""
+
+
 class EpochFinished(Event, frozen=True, tag="shards.epoch"):
     """Every sample of an epoch is in exactly one committed step."""
 
@@ -492,6 +528,50 @@ class CheckpointDeleted(Event, frozen=True, tag="checkpoint.deleted"):
     reason: str = ""
 
 
+# ------------------------------------------------------------------------------------------------------- evaluation
+
+
+class EvaluationPart(Event, frozen=True, tag="evaluation.part"):
+    """Micro-batches of an evaluation that a worker has measured. Of two for one micro-batch the first on the log counts."""
+
+    run: str
+    evaluation: str
+    """Id: place in the run (steps, result chain), name, and what is measured."""
+    step: int
+    """Committed steps in the state that is measured."""
+    worker: str
+    generation: int
+    scores: tuple[Scores, ...]
+
+
+class EvaluationFinished(Event, frozen=True, tag="evaluation.finished"):
+    """All micro-batches of an evaluation are measured."""
+
+    run: str
+    evaluation: str
+    step: int
+    worker: str
+    """Who says so; all workers have the same means."""
+    name: str = ""
+    means: dict[str, float] = {}
+    samples: int = 0
+    seconds: float = 0.0
+
+
+class EvaluationDiffers(Event, frozen=True, tag="evaluation.differs"):
+    """Two workers measured a micro-batch and got different values: their weights, or their arithmetic, are not the same."""
+
+    run: str
+    evaluation: str
+    step: int
+    micro_batch: int
+    worker: str
+    """Whose value came second and was not used."""
+    first: str
+    """Whose value counts."""
+    detail: str = ""
+
+
 # ---------------------------------------------------------------------------------------------------------- monitor
 
 
@@ -523,9 +603,9 @@ class WorkerPulse(Pulse, frozen=True, tag="worker"):
     """Step in flight."""
     committed: int
     """Number of committed steps."""
-    phase: Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "finish"] = "starting"
+    phase: Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "evaluate", "finish"] = "starting"
     """compute: a micro-batch; reduce: in the ring; mend: linking, roll call; wait: for a world; learn: receiving state;
-    user: the script's own code between steps; finish: after the last step."""
+    user: the script's own code between steps; evaluate: in `ring.evaluate`; finish: after the last step."""
     in_phase: float = 0.0
     """Seconds since the phase or the step changed last."""
     samples: int = 0
@@ -572,7 +652,7 @@ WorkerEvent = (
 )
 RingEvent = RingBroken | RingLinked | RingRecovered
 WorldEvent = WorldChanged | WorkerRefused
-ShardsEvent = ShardsPlanned | StepsCommitted | EpochFinished
+ShardsEvent = ShardsPlanned | StepsCommitted | StepNotFinite | EpochFinished
 CheckpointEvent = (
     CheckpointRequested
     | CheckpointWritten
@@ -581,9 +661,20 @@ CheckpointEvent = (
     | CheckpointRestored
     | CheckpointDeleted
 )
+EvaluationEvent = EvaluationPart | EvaluationFinished | EvaluationDiffers
 MonitorEvent = Alert
 
-AnyEvent = JobEvent | NodeEvent | WorkerEvent | RingEvent | WorldEvent | ShardsEvent | CheckpointEvent | MonitorEvent
+AnyEvent = (
+    JobEvent
+    | NodeEvent
+    | WorkerEvent
+    | RingEvent
+    | WorldEvent
+    | ShardsEvent
+    | CheckpointEvent
+    | EvaluationEvent
+    | MonitorEvent
+)
 AnyPulse = WorkerPulse | NodePulse
 
 AREAS: dict[str, object] = {
@@ -594,6 +685,7 @@ AREAS: dict[str, object] = {
     "world": WorldEvent,
     "shards": ShardsEvent,
     "checkpoint": CheckpointEvent,
+    "evaluation": EvaluationEvent,
     "monitor": MonitorEvent,
     "heartbeat": AnyPulse,
 }
