@@ -532,7 +532,7 @@ class CheckpointDeleted(Event, frozen=True, tag="checkpoint.deleted"):
 
 
 class EvaluationPart(Event, frozen=True, tag="evaluation.part"):
-    """Micro-batches of an evaluation that a worker has measured. Of two for one micro-batch the first on the log counts."""
+    """Micro-batches of an evaluation that a worker has measured. If two measured the same, the first on the log counts."""
 
     run: str
     evaluation: str
@@ -559,7 +559,7 @@ class EvaluationFinished(Event, frozen=True, tag="evaluation.finished"):
 
 
 class EvaluationDiffers(Event, frozen=True, tag="evaluation.differs"):
-    """Two workers measured a micro-batch and got different values: their weights, or their arithmetic, are not the same."""
+    """Two workers measured a micro-batch and got different values: their weights or their arithmetic differ."""
 
     run: str
     evaluation: str
