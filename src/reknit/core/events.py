@@ -532,7 +532,7 @@ class CheckpointDeleted(Event, frozen=True, tag="checkpoint.deleted"):
 
 
 class EvaluationPart(Event, frozen=True, tag="evaluation.part"):
-    """Micro-batches of an evaluation that a worker has measured. If two measured the same, the first on the log counts."""
+    """Micro-batches of an evaluation that a worker has measured; if two measured the same one, the first counts."""
 
     run: str
     evaluation: str
