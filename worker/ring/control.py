@@ -7,7 +7,6 @@ travels to everybody with the result. So these agreements need no service and no
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from reknit.core import plan as plans
 from reknit.core import wire
 from reknit.core.errors import WireError
 from reknit.core.events import Range
+from reknit.worker.means import Sums, fold
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SlotNote:
     """
 
     slot: int
-    metrics: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    metrics: Sums = dataclasses.field(default_factory=dict)
     nonfinite: tuple[int, ...] = ()
 
 
@@ -154,23 +154,9 @@ def settle(
         chain=wishes.chain,
         weights=wishes.weights,
         switch=wishes.switch if wishes.switch > generation and not stop else 0,
-        metrics=means(wishes.notes),
+        metrics=fold(note.metrics for note in wishes.notes),
         nonfinite=tuple((note.slot, note.nonfinite) for note in wishes.notes if note.nonfinite),
     )
-
-
-def means(notes: Sequence[SlotNote]) -> dict[str, float]:
-    """Global means of all metrics; sums are folded in slot order, so the split does not change a bit.
-
-    Args:
-        notes: in slot order. A metric counts where it was given.
-    """
-    sums: dict[str, tuple[float, float]] = {}
-    for note in notes:
-        for name, (total, weight) in note.metrics.items():
-            before = sums.get(name)
-            sums[name] = (total, weight) if before is None else (before[0] + total, before[1] + weight)
-    return {name: total / weight if weight else math.nan for name, (total, weight) in sorted(sums.items())}
 
 
 def fits(plan: Plan, slots: int, generation: int, ring: Sequence[str], current: Collection[str]) -> bool:
