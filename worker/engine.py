@@ -27,7 +27,7 @@ from .learning import Learner
 from .ledger import Pending, Record
 from .ports import Outlet, Span
 from .ring import control, reduction, resend, roll_call
-from .ring.control import Plan, Wishes
+from .ring.control import Plan, Settled, Wishes
 from .ring.hello import Hello
 from .ring.link import Link, LinkBroken
 from .ring.linking import WorldMoved, link_next, take_previous
@@ -37,6 +37,8 @@ from .ring.resend import Committed
 from .ring.roll_call import Decision, Entry
 from .ring.token import circulate
 
+_SLICE = 0.05
+"""Seconds between looks at whether the world has moved on."""
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
 
@@ -106,16 +108,18 @@ class Engine:
         self._thread.start()
 
     def on_world(self, world: WorldChanged, trace: str = "") -> None:
-        """A world was heard (bus thread): what belongs to an older one is aborted at once."""
+        """A world was heard (bus thread): what belongs to an older one is aborted at once, unless it was planned."""
+        if world.run != self.identity.run:
+            return
         shared = self.shared
         with shared.cv:
-            if world.run != self.identity.run or (shared.world and world.generation <= shared.world.generation):
+            now = shared.hear(world)
+            if world in (shared.world, shared.upcoming):
+                self.trace = trace
+            if not now:
                 return
-            shared.world = world
-            self.trace = trace
             if shared.generation and self._broken_at is None:
                 self._broken_at = time.monotonic()
-            shared.cv.notify_all()
         self._abort(before=world.generation)
 
     def on_plan(self, plan: Plan) -> None:
@@ -147,9 +151,10 @@ class Engine:
                 try:
                     self._serve(world)
                 except WorldMoved:
-                    continue
+                    pass
                 except LinkBroken as broken:
                     self._lost(world, broken)
+                self.shared.switch()
         except Exception as error:  # noqa: BLE001 - whatever it is, the main thread must end with it rather than wait for ever
             self.shared.fail(error)
         finally:
@@ -240,9 +245,28 @@ class Engine:
             ),
             trace=trace,
         )
+        self.shared.reducing = True
         while self.shared.step < self.shared.total:
-            self._reduce(world, ring, decision, trace)
+            settled = self._reduce(world, ring, decision, trace)
+            if settled.switch:
+                self._part_for(settled.switch)
+                return
+        self.shared.switch()
         self._finish(ring)
+
+    def _part_for(self, generation: int) -> None:
+        """A planned world follows: what we owe the next worker of this ring is sent before the links are closed."""
+        self._broken_at = time.monotonic()
+        following = self._following
+        while following is not None and not following.drain(_SLICE):
+            if following.aborted or self.shared.moved():
+                return
+        with self.shared.cv:
+            while not self.shared.closed:
+                heard = self.shared.upcoming or self.shared.world
+                if heard is not None and heard.generation >= generation:
+                    return
+                self.shared.cv.wait()
 
     def _link(self, world: WorldChanged) -> None:
         self._unlink()
@@ -373,7 +397,7 @@ class Engine:
             self._commit(Result(buffer, committed, onward, ticket), publish=False)
             shared.adopt(decision.step, decision.owners)
 
-    def _reduce(self, world: WorldChanged, ring: list[str], decision: Decision, trace: str) -> None:
+    def _reduce(self, world: WorldChanged, ring: list[str], decision: Decision, trace: str) -> Settled:
         shared = self.shared
         owners = shared.owners
         step = shared.step
@@ -418,6 +442,7 @@ class Engine:
                     trace=trace,
                 )
             self._broken_at = None
+        return settled
 
     def _wishes(self) -> Wishes:
         shared = self.shared
@@ -429,6 +454,7 @@ class Engine:
                 ledger=self.ledger.stored,
                 chain=shared.chain,
                 notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
+                switch=shared.upcoming.generation if shared.upcoming is not None else 0,
             )
 
     def _commit(self, result: Result, *, publish: bool) -> None:
@@ -504,7 +530,7 @@ class Engine:
             if self._broken_at is None:
                 self._broken_at = time.monotonic()
             shared.enter("wait")
-            if self.shared.moved():
+            if self.shared.moved() or shared.upcoming is not None:
                 return
         following = self._following
         if following is not None and following.failure:

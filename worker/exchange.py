@@ -15,12 +15,15 @@ from typing import Literal
 
 from reknit.core.events import Range, WorldChanged
 
+from .copies import CopyWanted, StateCopy
 from .ring.control import Plan, SlotNote
 from .ring.link import Link
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
 from .ring.resend import Committed
 
+_FEW = 2
+"""Buffers in the pool that are enough: the rest is given back to the system."""
 Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "finish"]
 
 
@@ -95,45 +98,21 @@ class Result:
         buffer: flat bytes, the sum over all slots (not yet divided).
         of: the committed step.
         link, ticket: the buffer is still being sent until `link.done >= ticket`.
+        holds: feeds that have yet to send the buffer.
+        forgotten: nothing else needs the buffer any more.
     """
 
     buffer: Buffer
     of: Committed
     link: Link | None = None
     ticket: int = 0
+    holds: int = 0
+    forgotten: bool = False
 
     @property
     def sending(self) -> bool:
-        """True while the link may still read the buffer."""
-        return self.link is not None and not self.link.closed and self.link.done < self.ticket
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StateCopy:
-    """A copy of the tracked state at the beginning of `step`.
-
-    Attributes:
-        step: the next step to run on it.
-        chain: result chain before that step.
-        layout: encoded layout (worker.state).
-        memory: the flat bytes.
-        ledger: records not known to be stored (`Pending.export`).
-    """
-
-    step: int
-    chain: int
-    layout: bytes
-    memory: memoryview
-    ledger: bytes
-
-
-@dataclasses.dataclass(slots=True)
-class CopyWanted:
-    """A learner's request, waiting for the main thread."""
-
-    at_least: int
-    begun: bool = False
-    done: StateCopy | None = None
+        """True while a link or a feed may still read the buffer."""
+        return self.holds > 0 or (self.link is not None and not self.link.closed and self.link.done < self.ticket)
 
 
 class Exchange:
@@ -141,7 +120,9 @@ class Exchange:
 
     Attributes:
         cv: guards everything here.
-        world: newest world heard, of any status.
+        world: newest world heard, of any status, that ends the ring being served.
+        upcoming: newest planned world heard: the ring goes over to it at the end of a step.
+        reducing: a ring is linked and agreed: planned worlds wait for the end of a step.
         generation: generation being served.
         step: step the engine reduces next; `step - 1` is the last result held.
         owners: owners of `step`.
@@ -163,6 +144,8 @@ class Exchange:
         self.used = used
         self.total = total
         self.world: WorldChanged | None = None
+        self.upcoming: WorldChanged | None = None
+        self.reducing = False
         self.generation = 0
         self.step = 0
         self.owners: tuple[Range, ...] = ()
@@ -186,6 +169,7 @@ class Exchange:
         self.taught = False
         self.ready_at = 0
         self.learning = False
+        self.learns_from = 0
         self.left_out = False
         self.copies: list[CopyWanted] = []
         self.results: dict[int, Result] = {}
@@ -201,6 +185,31 @@ class Exchange:
     def moved(self) -> bool:
         """True if a newer world than the one being served exists, or the session is over."""
         return self.closed or (self.world is not None and self.world.generation > self.generation)
+
+    def hear(self, world: WorldChanged) -> bool:
+        """Take in a newer world; True if the ring being served ends at once, False if at the end of a step or never.
+
+        A planned world may wait only while the ring works: whoever links or calls the roll would wait for peers that
+        have gone over already.
+        """
+        with self.cv:
+            newest = max((w.generation for w in (self.world, self.upcoming) if w is not None), default=0)
+            if world.generation <= newest:
+                return False
+            if world.planned and self.reducing and not self.moved():
+                self.upcoming = world
+                return False
+            self.world, self.upcoming = world, None
+            self.cv.notify_all()
+            return True
+
+    def switch(self) -> None:
+        """The ring being served is over: what was planned to follow it follows now."""
+        with self.cv:
+            self.reducing = False
+            if self.upcoming is not None:
+                self.world, self.upcoming = self.upcoming, None
+                self.cv.notify_all()
 
     def notify(self) -> None:
         """Wake every waiter."""
@@ -273,7 +282,7 @@ class Exchange:
             return Load(self.load)
         if self.main_step is None or self.learning:
             return self._before_begin()
-        if any(not c.begun and c.at_least <= self.main_step for c in self.copies):
+        if any(c.due(self.main_step) for c in self.copies):
             return Copy(self.main_step)
         ready = self.results.get(self.main_step)
         return Apply(self.main_step, ready) if ready is not None else self._in_step()
@@ -309,30 +318,37 @@ class Exchange:
             else:
                 self._pool.append(buffer)
 
-    def copying(self, step: int) -> None:
-        """A copy of the state before `step` is being made."""
+    def copying(self, step: int) -> list[CopyWanted]:
+        """A copy of the state before `step` is being made; returns whose."""
         with self.cv:
-            for wanted in self.copies:
-                wanted.begun = wanted.begun or wanted.at_least <= step
+            due = [wanted for wanted in self.copies if wanted.due(step)]
+            for wanted in due:
+                wanted.begun = True
+            return due
 
-    def copied(self, copy: StateCopy) -> None:
-        """Answer all learners that can use this copy."""
+    def copied(self, copy: StateCopy | None, failed: str = "") -> None:
+        """Answer all learners that can use this copy; None: those whose copy was begun get none, and why."""
         with self.cv:
             for wanted in self.copies:
-                if wanted.done is None and wanted.at_least <= copy.step:
+                if copy is None:
+                    wanted.failed = failed if wanted.begun and wanted.done is None else ""
+                elif wanted.done is None and wanted.fits(copy):
                     wanted.done = copy
-            self.copies = [c for c in self.copies if c.done is None]
+            self.copies = [c for c in self.copies if c.done is None and not c.failed]
             self.cv.notify_all()
 
     def loaded(self, step: int) -> None:
         """A received state is in the tracked objects; the next step is `step`."""
         with self.cv:
+            self.main_step = step
+            if self.load is None or self.load.step != step:
+                self.cv.notify_all()  # everything began anew while this copy was being loaded: another one follows
+                return
             self.load = None
             self.learning = False
             self._computing.clear()
             for stale in [s for s in self.results if s < step]:
                 self._forget(stale)
-            self.main_step = step
             self.cv.notify_all()
 
     def restored(self, step: int, chain: int) -> None:
@@ -394,18 +410,25 @@ class Exchange:
         with self.cv:
             self.current = self.whole = False
             self.learning = True
+            self.learns_from = step
             self.load = self.received = None
             self.forget_all()
             self.adopt(step, owners)
             self.chain = chain
             self.enter("learn")
 
-    def take_in(self, copy: StateCopy) -> None:
-        """A copy of the state has arrived: the main thread loads it, the results queued since then follow."""
+    def take_in(self, copy: StateCopy) -> bool:
+        """A copy of the state has arrived: the main thread loads it, the results queued since then follow.
+
+        False if it is not wanted (any more), or older than the first result that was queued.
+        """
         with self.cv:
+            if not self.learning or copy.step < self.learns_from:
+                return False
             self.load = self.received = copy
             self.current = self.whole = self.taught = True
             self.cv.notify_all()
+            return True
 
     def reach_loaded(self) -> None:
         """A received state may be ahead of the results that came round the ring: then it says where we are."""
@@ -457,7 +480,17 @@ class Exchange:
         for step in [s for s in self.results if s < done and s < self.step - 1]:
             self._forget(step)
 
+    def spare(self, result: Result) -> None:
+        """A feed has sent this result: its buffer is used again, unless there are enough, if nothing needs it."""
+        with self.cv:
+            if result.forgotten and not result.sending:
+                result.forgotten = False
+                if len(self._pool) < _FEW:
+                    self._pool.append(result.buffer)
+
     def _forget(self, step: int) -> None:
         result = self.results.pop(step)
-        if not result.sending:
+        if result.sending:
+            result.forgotten = True
+        else:
             self._pool.append(result.buffer)

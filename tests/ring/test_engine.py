@@ -231,8 +231,9 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
             )
         if event == "reorder":
             rng.shuffle(here)
-        history.append(f"{event} {victim}: {here} {[(n, rings.workers[n].shared.step) for n in here]}")
-        rings.world(here)
+        planned = event in ("join", "same", "reorder") and rng.random() < 0.6
+        history.append(f"{event} {victim} {planned}: {here} {[(n, rings.workers[n].shared.step) for n in here]}")
+        rings.world(here, planned=planned)
     rings.world(here)
     over = [rings.workers[n].shared.generation for n in here if rings.workers[n].outcome]
     if over:  # over before the last ones came (back): the job tells those so

@@ -227,7 +227,7 @@ class Rings:
         worker.start()
         return worker
 
-    def world(self, names: Sequence[str], status: str = "running", **roles: str) -> None:
+    def world(self, names: Sequence[str], status: str = "running", *, planned: bool = False, **roles: str) -> None:
         self.generation += 1
         members = tuple(
             Member(
@@ -236,7 +236,7 @@ class Rings:
             )
             for n in names
         )
-        event = WorldChanged(generation=self.generation, run="run", status=status, members=members)
+        event = WorldChanged(generation=self.generation, run="run", status=status, members=members, planned=planned)
         for worker in self.workers.values():
             if worker.outcome != "killed":
                 worker.engine.on_world(event)

@@ -63,6 +63,11 @@ class Link:
         self.failure = ""
         self._header = bytearray(frames.HEADER.size)
 
+    @property
+    def aborted(self) -> bool:
+        """True once the link was given up."""
+        return self._aborted
+
     # ------------------------------------------------------------------------------------------------ sending
 
     def send(self, kind: Kind, step: int, piece: int, coverage: int, payload: memoryview | bytes = b"") -> int:
