@@ -5,6 +5,7 @@ One `Run` a session, made by `ring.steps(...)`. What it is told to do comes from
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -41,13 +42,13 @@ from .batches import Batches
 from .engine import Engine, Identity
 from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
 from .flat import Flat
-from .learning import Teacher
 from .ports import Outlet, Span
 from .pulse import Gauge
-from .ring.control import Plan
+from .ring.control import Plan, SlotNote
 from .ring.listener import Listener
 from .saving import Saving
 from .step import Step
+from .teaching import Teacher
 from .tracked import Tracked
 
 _AREAS = ("world", "shards", "checkpoint", "job")
@@ -108,7 +109,6 @@ class Run:
         self.shared = Exchange(
             context.worker, context.incarnation, self._flat.shape, self._used_slots, self.course.steps
         )
-        self._teacher = Teacher(self.shared)
         self._saving = Saving(
             context.worker,
             tracked,
@@ -117,6 +117,7 @@ class Run:
             directory=context.checkpoint_dir,
             post=outlet.post,
         )
+        self._teacher = Teacher(self.shared, self._saving.ready)
         self._listener = (
             Listener(context.job, context.worker, context.secret, context.host, self._arrived) if bus else None
         )
@@ -179,7 +180,7 @@ class Run:
             match self._take(step):
                 case Compute(number, slot, orphan):
                     began = time.monotonic()
-                    yield self._begin_slot(number, slot)
+                    yield self._begin_slot(step, number, slot)
                     self._end_slot(step, number, slot)
                     seconds = time.monotonic() - began
                     self._gauge.slot_took(seconds)
@@ -192,20 +193,21 @@ class Run:
                 case Begin(number):
                     step.index = number
 
-    def _begin_slot(self, number: int, slot: int) -> Any:
+    def _begin_slot(self, step: Step, number: int, slot: int) -> Any:
         self._flat.begin_slot()
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
-        return self._batches.fetch(number, slot)
+        batch = self._batches.fetch(number, slot)
+        step.begin_slot()
+        return batch
 
     def _end_slot(self, step: Step, number: int, slot: int) -> None:
         buffer = self.shared.buffer()
-        self._flat.collect(
-            buffer,
-            weight=len(self.samples) / self.course.micro_batch,
-            loss=step.take_slot_loss(),
-            samples=len(self.samples),
-        )
-        self.shared.put(number, slot, buffer)
+        count = len(self.samples)
+        loss, metrics = step.end_slot()
+        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
+        bad = self.samples if loss is not None and not math.isfinite(loss) else ()
+        sums = {name: (value * count, float(count)) for name, value in metrics.items()}
+        self.shared.put(number, slot, buffer, SlotNote(slot, sums, bad) if sums or bad else None)
         self.slot, self.samples = -1, ()
 
     def _apply(self, step: Step, number: int, result: Result) -> None:
@@ -217,6 +219,8 @@ class Run:
         self._gauge.committed(end - first, summary.loss)
         self._done = number + 1
         step.loss = summary.loss
+        step.metrics = dict(result.of.settled.metrics)
+        step.nonfinite = result.of.settled.nonfinite
         step.generation = result.of.generation
         step.complete = True
         self.shared.enter("user")

@@ -10,6 +10,7 @@ import pytest
 from reknit.core import wire
 from reknit.core.errors import WireError
 from reknit.core.events import Range
+from reknit.worker.means import fold
 from reknit.worker.ring import control
 from reknit.worker.ring.control import Plan, Settled, SlotNote, Wishes
 
@@ -36,7 +37,7 @@ def test_means_are_the_same_bits_for_every_split_and_order_of_merging() -> None:
 
 def test_a_metric_counts_where_it_was_given() -> None:
     notes = (SlotNote(0, {"a": (2.0, 1.0)}), SlotNote(1, {"b": (3.0, 2.0)}), SlotNote(2, {"c": (0.0, 0.0)}))
-    means = control.means(notes)
+    means = fold(note.metrics for note in notes)
     assert (means["a"], means["b"]) == (2.0, 1.5)
     assert math.isnan(means["c"])
 
