@@ -15,15 +15,24 @@ import dataclasses
 import hashlib
 import hmac
 import secrets
-import socket
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 from reknit.core import wire
 from reknit.core.errors import ReknitError, WireError
 
 _LENGTH = struct.Struct("<I")
 _MAX = 4096
+
+
+class Connection(Protocol):
+    """What a hello needs of a socket."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send all bytes."""
+
+    def recv(self, count: int, /) -> bytes:
+        """Receive at most `count` bytes; none at the end."""
 
 
 class Refused(ReknitError):
@@ -36,7 +45,7 @@ class Hello:
 
     Attributes:
         job: job name.
-        purpose: "ring" or "state".
+        purpose: "ring", "state" or "feed".
         generation: the world it belongs to.
         worker, incarnation: the dialer.
         to: the worker it wants to reach.
@@ -54,8 +63,8 @@ class Hello:
         return wire.pack(list(dataclasses.astuple(self)))
 
 
-def dial(sock: socket.socket, hello: Hello, secret: str) -> None:
-    """Introduce ourselves on a fresh connection and check the listener's proof; the caller sets the socket's timeout.
+def dial(sock: Connection, hello: Hello, secret: str) -> None:
+    """Introduce ourselves on a fresh connection and check the listener's proof; the caller sees to the patience.
 
     Raises:
         Refused: the listener refuses, or does not know the secret.
@@ -75,8 +84,8 @@ def dial(sock: socket.socket, hello: Hello, secret: str) -> None:
         raise Refused(str(last.get("refused", "refused without a reason")))
 
 
-def accept(sock: socket.socket, job: str, worker: str, secret: str, oldest_generation: int) -> Hello:
-    """Answer a dialer; the caller sets the socket's timeout.
+def accept(sock: Connection, job: str, worker: str, secret: str, oldest_generation: int) -> Hello:
+    """Answer a dialer; the caller sees to the patience.
 
     Raises:
         Refused: wrong job, wrong secret, stale generation, or not this protocol; the dialer has been told.
@@ -117,12 +126,12 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _send(sock: socket.socket, message: dict[str, Any]) -> None:
+def _send(sock: Connection, message: dict[str, Any]) -> None:
     data = wire.pack(message)
     sock.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(sock: socket.socket) -> dict[str, Any]:
+def _receive(sock: Connection) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
     if length > _MAX:
         raise Refused("not a reknit hello")
@@ -135,7 +144,7 @@ def _receive(sock: socket.socket) -> dict[str, Any]:
     return message
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: Connection, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
         part = sock.recv(count - len(data))

@@ -18,6 +18,13 @@ from . import frames
 from .frames import Header, Kind
 
 SOCKET_BUFFER = 4 << 20
+SILENCE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+"""Seconds of silence until the peer's kernel is asked, seconds between questions, and how many may stay unanswered.
+
+A link whose path is lost without a reset, also in one direction only, is noticed by its receiving end after 5 s. The
+sending end has data under way and would ask for a quarter of an hour; no limit is set on that, since data also stays
+under way while a healthy peer computes and does not read.
+"""
 
 
 class LinkBroken(ReknitError):
@@ -48,6 +55,10 @@ class Link:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in SILENCE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.side = side
         self.generation = generation
         self.issued = 0

@@ -18,8 +18,10 @@ from .listener import Listener
 _SLICE = 0.05
 """Seconds between looks at whether the world has moved on."""
 _RETRY = 0.02
-_PATIENCE = 0.5
-"""Seconds to wait for one answer of a hello before the world is looked at and the peer dialled again."""
+CONNECT_PATIENCE = 3.0
+"""Seconds until a host that does not answer at all is reported: the kernel answers, however busy the process is."""
+HELLO_PATIENCE = 10.0
+"""Seconds until a peer is reported that is connected and does not finish its hello: a process may be busy."""
 
 
 class WorldMoved(ReknitError):
@@ -31,31 +33,64 @@ def link_next(
 ) -> Link:
     """Dial the next worker and introduce ourselves; waits as long as the world does not move.
 
-    A peer that refuses the connection is reported (its process is gone); one that does not answer is waited for, since
-    whether it is dead is for membership to say.
+    A peer that refuses the connection is reported at once (its process is gone), one that does not answer after a
+    while. Whether it is dead or only the way to it is broken is for membership to say.
 
     Raises:
         WorldMoved: a newer world arrived meanwhile.
-        LinkBroken: the peer's port is closed, or it refused us.
+        LinkBroken: the peer's port is closed, it does not answer, or it refused us.
     """
     host, _, port = address.rpartition(":")
+    give_up = None
     while not moved():
         sock = _connect(host.strip("[]"), int(port), moved)
+        # counted from the first connection: a peer that accepts and closes, again and again, does not answer either
+        give_up = give_up or time.monotonic() + HELLO_PATIENCE
         try:
-            sock.settimeout(_PATIENCE)
-            hello.dial(sock, greeting, secret)
+            hello.dial(_Watched(sock, moved, give_up), greeting, secret)
         except Refused as error:
             sock.close()
             if moved():
                 break
             raise LinkBroken("next", str(error)) from error
-        except OSError:
-            # no answer, or closed during the hello: frozen, overloaded or just dead; a dead one refuses the next dial
+        except OSError as error:
+            # closed during the hello: overloaded or just dead; a dead one refuses the next dial
             sock.close()
+            if time.monotonic() > give_up:
+                raise LinkBroken("next", f"no answer to the hello within {HELLO_PATIENCE:g} s") from error
             time.sleep(_RETRY)
             continue
+        except WorldMoved:
+            sock.close()
+            raise
         return Link(sock, "next", greeting.generation, on_error)
     raise WorldMoved("a newer world arrived while dialling")
+
+
+class _Watched:
+    """A connection during the hello, whose waiting ends when the world moves or patience does.
+
+    The connection is not given up for a short silence: the listener may have taken it already, and a second one
+    beside it would break the link that was just made.
+    """
+
+    def __init__(self, sock: socket.socket, moved: Callable[[], bool], give_up: float) -> None:
+        self._sock = sock
+        self._moved = moved
+        self._give_up = give_up
+
+    def sendall(self, data: bytes) -> None:
+        # a hello is far smaller than the kernel's buffer
+        self._sock.setblocking(True)
+        self._sock.sendall(data)
+
+    def recv(self, count: int) -> bytes:
+        while not select.select([self._sock], [], [], _SLICE)[0]:
+            if self._moved():
+                raise WorldMoved("a newer world arrived during the hello")
+            if time.monotonic() > self._give_up:
+                raise TimeoutError("no answer")
+        return self._sock.recv(count)
 
 
 def _connect(host: str, port: int, moved: Callable[[], bool]) -> socket.socket:
@@ -63,6 +98,7 @@ def _connect(host: str, port: int, moved: Callable[[], bool]) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    give_up = time.monotonic() + CONNECT_PATIENCE
     code = sock.connect_ex(target)
     while code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
         if moved():
@@ -70,7 +106,9 @@ def _connect(host: str, port: int, moved: Callable[[], bool]) -> socket.socket:
             raise WorldMoved("a newer world arrived while connecting")
         if select.select([], [sock], [], _SLICE)[1]:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            break
+        elif time.monotonic() > give_up:
+            sock.close()
+            raise LinkBroken("next", f"no answer from {host} within {CONNECT_PATIENCE:g} s")
     if code not in (0, errno.EISCONN):
         sock.close()
         raise LinkBroken("next", f"{errno.errorcode.get(code, '?')} (errno {code})")
@@ -83,7 +121,7 @@ def take_previous(
     worker: str,
     *,
     on_error: Callable[[], None],
-    wait: Callable[[], None],
+    wait: Callable[[float], None],
     moved: Callable[[], bool],
 ) -> Link:
     """Wait for the previous worker's authenticated connection.
@@ -93,7 +131,7 @@ def take_previous(
         generation: of the world being linked.
         worker: whose connection.
         on_error: given to the link.
-        wait: blocks until something arrived or the world moved (may return early).
+        wait: blocks until something arrived or the world moved, or so many seconds.
         moved: True once a newer world exists.
 
     Raises:
@@ -103,5 +141,5 @@ def take_previous(
         sock = listener.take("ring", generation, worker)
         if sock is not None:
             return Link(sock, "previous", generation, on_error)
-        wait()
+        wait(_SLICE)  # what comes between the look and the wait wakes nobody
     raise WorldMoved("a newer world arrived while waiting for the previous worker")
