@@ -5,11 +5,13 @@ that is gone, so does nobody else. Joiners go to the tail: before the spares if 
 Actives always stand before spares: the last active's result passes the spares on its way round.
 
 A link that breaks again and again while both its ends live is routed round: an order is sought in which the two are
-not neighbours; where there is none the ring is turned round, so that the other end dials.
+not neighbours. Where there is none, the links are chosen that broke least often: what broke long ago may be whole
+again. Where that changes nothing the ring is turned round, so that the other end dials.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
@@ -25,6 +27,8 @@ Pair = tuple[str, str]
 
 _SMALL = 32
 """Members up to which two moves are tried."""
+_TRIED = 4096
+"""Orders that are compared at most where no order is without bad links."""
 REROUTE_AFTER = 2
 """Breaks of one link, with both ends alive, until the ring is routed round it."""
 
@@ -99,6 +103,9 @@ def route_round(members: Sequence[Member], links: Mapping[Pair, int]) -> tuple[t
     best = _separated(members, bad)
     if best is not None:
         return best, f"{named} broke repeatedly: they are no longer neighbours"
+    best = _least_broken(members, {pair: links[pair] for pair in bad})
+    if best is not None:
+        return best, f"{named} broke repeatedly: the links that broke least often are taken"
     actives = [m for m in members if m.role == "active"]
     spares = [m for m in members if m.role == "spare"]
     return (*reversed(actives), *reversed(spares)), f"{named} broke repeatedly: the ring is turned round"
@@ -129,6 +136,20 @@ def _separated(members: Sequence[Member], bad: Collection[Pair]) -> tuple[Member
             if not neighbours(second) & set(bad):
                 return second
     return None
+
+
+def _least_broken(members: Sequence[Member], bad: Mapping[Pair, int]) -> tuple[Member, ...] | None:
+    """Find an order whose links broke less often than those of this one; None if there is none."""
+
+    def broke(order: Sequence[Member]) -> int:
+        return sum(bad.get(pair, 0) for pair in neighbours(order))
+
+    ends = {name for pair in bad for name in pair}
+    everybody = {m.worker for m in members}
+    second = (order for first in _moves(members, ends) for order in _moves(first, everybody))
+    orders = itertools.chain(_moves(members, ends), itertools.islice(second, _TRIED))
+    best = min(orders, key=broke, default=None)
+    return best if best is not None and broke(best) < broke(members) else None
 
 
 def _moves(members: Sequence[Member], only: Collection[str]) -> Iterable[tuple[Member, ...]]:

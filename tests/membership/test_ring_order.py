@@ -88,6 +88,9 @@ def test_a_spare_of_the_same_node_is_preferred() -> None:
         ("a b c", {("a", "b"): 2}, "c b a"),
         ("a b", {("a", "b"): 3}, "b a"),
         ("a b (s) (t)", {("a", "b"): 2}, "b a (t) (s)"),
+        # no order without bad links: what broke long ago, and less often, may be whole again
+        ("b a c d", {("b", "c"): 2, ("a", "b"): 3}, "b c a d"),
+        ("b a c d", {("b", "c"): 2, ("a", "b"): 2}, "d c a b"),
     ],
 )
 def test_a_link_that_keeps_breaking_is_routed_round(members: str, bad: dict[tuple[str, str], int], after: str) -> None:
