@@ -6,52 +6,32 @@ torch: a slot is a flat byte buffer, and the main thread computes and applies th
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
 
 from reknit.core.errors import ReknitError
-from reknit.core.events import (
-    CheckpointRestored,
-    Member,
-    RingBroken,
-    RingLinked,
-    RingRecovered,
-    WorkerLeaving,
-    WorldChanged,
-)
+from reknit.core.events import RingBroken, RingLinked, RingRecovered, WorkerLeaving, WorldChanged
 
+from .calling import Caller, member_of
 from .exchange import Exchange, Result
+from .identity import Identity
 from .learning import Learner
 from .ledger import Pending, Record
 from .ports import Outlet, Span
-from .ring import control, reduction, resend, roll_call
+from .ring import control, reduction
 from .ring.control import Plan, Settled, Wishes
-from .ring.hello import Hello
-from .ring.link import Link, LinkBroken
-from .ring.linking import WorldMoved, link_next, take_previous
+from .ring.link import LinkBroken
+from .ring.linking import WorldMoved
 from .ring.listener import Listener
+from .ring.neighbours import Neighbours
 from .ring.pieces import Buffer
 from .ring.resend import Committed
-from .ring.roll_call import Decision, Entry
+from .ring.roll_call import Decision
 from .ring.token import circulate
 
-_SLICE = 0.05
-"""Seconds between looks at whether the world has moved on."""
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this worker is, and what it proves to its peers."""
-
-    job: str
-    run: str
-    node: str
-    worker: str
-    secret: str
 
 
 class Engine:
@@ -65,6 +45,12 @@ class Engine:
         outlet: where events go.
         register: announces this worker (again) after it was left out of a world; gets the new incarnation.
         loss_of: reads the global mean loss out of a result buffer, for the ledger.
+
+    Attributes:
+        caller: calls the roll.
+        neighbours: our links.
+        ledger: records not known to be stored.
+        links_made: how many rings this worker was linked into.
     """
 
     def __init__(
@@ -83,21 +69,34 @@ class Engine:
         self.slots = slots
         self.outlet = outlet
         self.ledger = Pending(identity.run, slots, outlet, shared.notify)
-        self.fresh_digest = 0
-        self.restorable = -1
         self.trace = ""
         self.links_made = 0
-        self._listener = listener
         self._register = register
         self._loss_of = loss_of
         self._cut = shared.shape.pieces()
-        self._previous: Link | None = None
-        self._following: Link | None = None
+        self.neighbours = Neighbours(
+            identity.job,
+            identity.worker,
+            identity.secret,
+            listener=listener,
+            wait=shared.wait,
+            moved=shared.moved,
+        )
         self._broken_at: float | None = None
         self._orphans = 0
-        self._leavers: frozenset[str] = frozenset()
         self._scrap: list[Buffer] = []
         self._learner = Learner(identity.job, identity.worker, identity.secret, shared)
+        self.caller = Caller(
+            identity,
+            shared,
+            slots,
+            cut=self._cut,
+            neighbours=self.neighbours,
+            outlet=outlet,
+            ledger=self.ledger,
+            learner=self._learner,
+            commit=lambda result: self._commit(result, publish=False),
+        )
         self._evicted = 0
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
 
@@ -120,7 +119,7 @@ class Engine:
                 return
             if shared.generation and self._broken_at is None:
                 self._broken_at = time.monotonic()
-        self._abort(before=world.generation)
+        self.neighbours.abort(before=world.generation)
 
     def on_plan(self, plan: Plan) -> None:
         """A plan was heard (bus thread)."""
@@ -134,7 +133,7 @@ class Engine:
         with self.shared.cv:
             self.shared.closed = True
             self.shared.cv.notify_all()
-        self._abort()
+        self.neighbours.abort()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._learner.close()
@@ -158,7 +157,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever it is, the main thread must end with it rather than wait for ever
             self.shared.fail(error)
         finally:
-            self._abort()
+            self.neighbours.abort()
 
     def _next_world(self) -> WorldChanged | None:
         """Wait for a newer running world with us in it; None when there is nothing more to do."""
@@ -167,7 +166,7 @@ class Engine:
             while not shared.closed:
                 world = shared.world
                 if world is not None and world.generation > shared.generation:
-                    here = self._member(world) is not None
+                    here = member_of(world, shared) is not None
                     out = not here and shared.generation > 0
                     if world.status == "finished" or (shared.leaving and (out or world.status == "paused")):
                         shared.left = world.reason or "the run is over"
@@ -183,10 +182,6 @@ class Engine:
                     shared.enter("wait")
                 shared.cv.wait()
         return None
-
-    def _member(self, world: WorldChanged) -> Member | None:
-        me = self.shared
-        return next((m for m in world.members if m.worker == me.worker and m.incarnation == me.incarnation), None)
 
     def _left_out(self, world: WorldChanged) -> None:
         """A world went on without us although we live: the main thread, once it is back, asks to be taken in again."""
@@ -207,8 +202,8 @@ class Engine:
     def hand_over(self, seconds: float) -> None:
         """The script leaves the loop early: what was begun is sent, the ledger is stored, as far as can be."""
         deadline = time.monotonic() + seconds
-        if self._following is not None:
-            self._following.drain(seconds)
+        if self.neighbours.following is not None:
+            self.neighbours.following.drain(seconds)
         self.ledger.flush()
         with self.shared.cv:
             while not self.ledger.empty and time.monotonic() < deadline:
@@ -222,14 +217,8 @@ class Engine:
         began = time.monotonic()
         self._link(world)
         linked = time.monotonic()
-        decision = self._roll(world)
-        while decision.leader:
-            if decision.leader == self.identity.worker:
-                self._lead()
-            decision = self._roll(world)
-        self._adopt(world, decision)
-        if decision.donor:
-            self._send_again(ring, decision)
+        decision = self.caller.call(world)
+        self._orphans = decision.orphans
         called = time.monotonic()
         self._span("ring.link", began, linked, trace, generation=world.generation, members=len(ring))
         self._span("ring.roll_call", linked, called, trace, decision=decision.words, step=decision.step)
@@ -257,12 +246,9 @@ class Engine:
     def _part_for(self, generation: int) -> None:
         """A planned world follows: what we owe the next worker of this ring is sent before the links are closed."""
         self._broken_at = time.monotonic()
-        following = self._following
-        while following is not None and not following.drain(_SLICE):
-            if following.aborted or self.shared.moved():
-                return
+        self.neighbours.drain()
         with self.shared.cv:
-            while not self.shared.closed:
+            while not self.shared.moved():
                 heard = self.shared.upcoming or self.shared.world
                 if heard is not None and heard.generation >= generation:
                     return
@@ -271,145 +257,22 @@ class Engine:
     def _link(self, world: WorldChanged) -> None:
         self._unlink()
         self.links_made += 1
-        members = world.members
-        if len(members) == 1:
-            return
-        assert self._listener is not None
-        shared = self.shared
-        place = [m.worker for m in members].index(self.identity.worker)
-        previous, following = members[place - 1], members[(place + 1) % len(members)]
-        self._listener.forget_before(world.generation)
-        greeting = Hello(
-            self.identity.job, "ring", world.generation, self.identity.worker, shared.incarnation, following.worker
-        )
-        self._following = link_next(following.address, greeting, self.identity.secret, self._send_failed, shared.moved)
-        self._previous = take_previous(
-            self._listener,
-            world.generation,
-            previous.worker,
-            on_error=self._send_failed,
-            wait=shared.wait,
-            moved=shared.moved,
-        )
-        if self.shared.moved():
-            raise WorldMoved("a newer world arrived while linking")
-
-    def _roll(self, world: WorldChanged) -> Decision:
-        place = [m.worker for m in world.members].index(self.identity.worker)
-        self.shared.reach_loaded()
-        plain = roll_call.entry_to_plain(self._entry(world))
-        token = circulate(place, len(world.members), self._previous, self._following, plain)
-        entries = [roll_call.entry_from_plain(item) for item in token]
-        self._leavers = frozenset(e.worker for e in entries if e.leaving)
-        return roll_call.decide(entries, self.slots, world.generation)
-
-    def _entry(self, world: WorldChanged) -> Entry:
-        shared = self.shared
-        member = self._member(world)
-        assert member is not None
-        with shared.cv:
-            plan = shared.plan if shared.plan and shared.plan.generation == world.generation else None
-            return Entry(
-                worker=self.identity.worker,
-                incarnation=shared.incarnation,
-                role=member.role,
-                held=shared.step - 1,
-                current=shared.current,
-                waiting=not shared.current,
-                result=shared.step - 1 in shared.results,
-                owners=shared.owners,
-                computed=tuple(sorted(shared.computed)),
-                plan=plan,
-                chain=shared.chain,
-                digest=self.fresh_digest if shared.step == 0 and not shared.taught else 0,
-                memory=shared.step - 1 if shared.whole else -1,
-                restorable=self.restorable,
-                leaving=bool(shared.leaving),
-                finished=shared.main_step is not None and shared.main_step >= shared.total,
-            )
-
-    def _lead(self) -> None:
-        """Nobody has the run's state: what this worker has, or restores, is the run's from now on."""
-        shared = self.shared
-        with shared.cv:
-            if shared.whole and shared.step >= max(1, self.restorable):
-                shared.current = True
-                shared.owners = ()
-                self.ledger.rewind(shared.step)
-                self.outlet.post(
-                    CheckpointRestored(
-                        run=self.identity.run,
-                        checkpoint="",
-                        step=shared.step,
-                        worker=self.identity.worker,
-                        generation=shared.generation,
-                        chain=shared.chain,
-                    )
-                )
-                return
-            shared.current = False
-            shared.restore_wanted = True
-            shared.cv.notify_all()
-            while not shared.current:
-                if self.shared.moved():
-                    shared.restore_wanted = False
-                    raise WorldMoved("a newer world arrived while restoring")
-                shared.cv.wait()
-            shared.owners = ()
-        self.ledger.rewind(shared.step)
-
-    def _adopt(self, world: WorldChanged, decision: Decision) -> None:
-        shared = self.shared
-        me = self.identity.worker
-        self.ledger.resend()
-        self._orphans = decision.orphans
-        with shared.cv:
-            if me in decision.current:
-                shared.current = shared.whole = True
-                if me in decision.lacking:
-                    shared.adopt(decision.furthest, ())
-                else:
-                    shared.adopt(decision.step, decision.owners)
-            else:
-                shared.start_learning(decision.step, decision.owners, decision.chain)
-                self.ledger.rewind(decision.step)
-        donor = dict(decision.learners).get(me)
-        teacher = next((m for m in world.members if m.worker == donor), None)
-        if teacher is not None:
-            self._learner.learn(teacher, world.generation, decision.step)
-
-    def _send_again(self, ring: list[str], decision: Decision) -> None:
-        """The furthest result goes round once more, for those that lack it."""
-        shared = self.shared
-        me = self.identity.worker
-        lacking = me in decision.lacking
-        if me == decision.donor:
-            assert self._following is not None
-            held = shared.results[decision.furthest]
-            held.ticket = resend.send(self._following, held.of, held.buffer, self._cut)
-            held.link = self._following
-            return
-        assert self._previous is not None
-        onward = self._following if ring[(ring.index(me) + 1) % len(ring)] != decision.donor else None
-        buffer = shared.buffer()
-        committed, ticket = resend.receive(self._previous, onward, decision.furthest, self._cut, buffer)
-        if lacking:
-            self._commit(Result(buffer, committed, onward, ticket), publish=False)
-            shared.adopt(decision.step, decision.owners)
+        self.neighbours.link(world.members, self.shared.incarnation, world.generation)
 
     def _reduce(self, world: WorldChanged, ring: list[str], decision: Decision, trace: str) -> Settled:
         shared = self.shared
         owners = shared.owners
         step = shared.step
         where = reduction.route(ring, owners, self.identity.worker)
+        following = self.neighbours.following
         began = time.monotonic()
         work = reduction.Reduction(
             step=step,
             slots=self.slots,
             cut=self._cut,
             where=where,
-            previous=self._previous,
-            following=self._following,
+            previous=self.neighbours.previous,
+            following=following,
             result=shared.buffer(),
             chain=shared.chain,
             own=shared.own_buffers,
@@ -423,10 +286,10 @@ class Engine:
         except ReknitError:
             self._scrap.append(work.result)  # a sender may still read it: it is free once the links are closed
             raise
-        ticket = self._following.issued if self._following is not None else 0
+        ticket = following.issued if following is not None else 0
         again, self._orphans = self._orphans, 0
         committed = Committed(step, world.generation, owners, settled, chain, again)
-        self._commit(Result(work.result, committed, self._following, ticket), publish=where.place == 0)
+        self._commit(Result(work.result, committed, following, ticket), publish=where.place == 0)
         if self._broken_at is not None:
             seconds = time.monotonic() - self._broken_at
             self._span("ring.first_commit", began, time.monotonic(), trace, step=step, computed_again=again)
@@ -449,7 +312,7 @@ class Engine:
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
-                leaving=self._leavers | ({self.identity.worker} if shared.leaving else frozenset()),
+                leaving=self.caller.leavers | ({self.identity.worker} if shared.leaving else frozenset()),
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
                 chain=shared.chain,
@@ -467,7 +330,7 @@ class Engine:
             if settled.stop:
                 shared.total = min(shared.total, result.of.step + 1)
             shared.complete(result)
-        self._leavers |= settled.leaving  # one without slots has no voice any more: the others remember its wish
+        self.caller.leavers |= settled.leaving  # one without slots has no voice any more: the others remember its wish
         self.ledger.known(settled.ledger)
         self.ledger.add(record, publish=publish)
         if publish and settled.checkpoint:
@@ -498,7 +361,8 @@ class Engine:
                 shared.cv.wait()
         if ring[0] == self.identity.worker:
             self._store_ledger()
-        circulate(ring.index(self.identity.worker), len(ring), self._previous, self._following, True)
+        links = self.neighbours
+        circulate(ring.index(self.identity.worker), len(ring), links.previous, links.following, True)
         self._part()
 
     def _store_ledger(self) -> None:
@@ -512,8 +376,7 @@ class Engine:
 
     def _part(self) -> None:
         shared = self.shared
-        if self._following is not None:
-            self._following.bye(shared.total)
+        self.neighbours.bye(shared.total)
         with shared.cv:
             shared.finished = True
             shared.enter("finish")
@@ -532,7 +395,7 @@ class Engine:
             shared.enter("wait")
             if self.shared.moved() or shared.upcoming is not None:
                 return
-        following = self._following
+        following = self.neighbours.following
         if following is not None and following.failure:
             broken = LinkBroken("next", following.failure)
         ring = [m.worker for m in world.members]
@@ -550,21 +413,8 @@ class Engine:
             )
         )
 
-    def _abort(self, before: int | None = None) -> None:
-        for link in (self._previous, self._following):
-            if link is not None and (before is None or link.generation < before):
-                link.abort()
-
-    def _send_failed(self) -> None:
-        # called by the sender thread: frees the engine, which waits at the other link; that peer is not to blame
-        if self._previous is not None:
-            self._previous.interrupt()
-
     def _unlink(self) -> None:
-        for link in (self._previous, self._following):
-            if link is not None:
-                link.close()
-        self._previous = self._following = None
+        self.neighbours.close()
         while self._scrap:
             self.shared.recycle(self._scrap.pop())
 

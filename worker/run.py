@@ -39,9 +39,10 @@ from reknit.core.order import Course
 
 from . import numerics, restore, state
 from .batches import Batches
-from .engine import Engine, Identity
+from .engine import Engine
 from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
 from .flat import Flat
+from .identity import Identity
 from .ports import Outlet, Span
 from .pulse import Gauge
 from .ring.control import Plan, SlotNote
@@ -130,8 +131,8 @@ class Run:
             register=self._register,
             loss_of=self._loss_of,
         )
-        self._engine.fresh_digest = state.digest(tracked) or 1
-        self._engine.restorable = self._restorable()
+        self._engine.caller.fresh_digest = state.digest(tracked) or 1
+        self._engine.caller.restorable = self._restorable()
 
     def start(self) -> None:
         """Start the engine, and register with the job (or be a world of one)."""

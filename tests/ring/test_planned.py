@@ -74,7 +74,7 @@ def test_a_break_before_the_switch_goes_over_at_once(rings, calm):
     wait_until(lambda: c.paused)
     rings.world(list("abc"), planned=True)
     assert {a.shared.upcoming.generation, b.shared.upcoming.generation} == {2}
-    a.engine._following.abort()
+    a.engine.neighbours.following.abort()
     wait_until(lambda: b.shared.generation == 2, what="who sees the break has gone over")
     gate.set()  # c computes what the step needs from it anyway, then it sees that its links are closed
     assert set(rings.finish(list("abc"))) == {calm}

@@ -1,0 +1,192 @@
+"""The roll call as one worker takes part in it: what it says of itself, and what it does of what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reknit.core.events import CheckpointRestored, Member, WorldChanged
+
+from .exchange import Exchange, Result
+from .identity import Identity
+from .learning import Learner
+from .ledger import Pending
+from .ports import Outlet
+from .ring import resend, roll_call
+from .ring.linking import WorldMoved
+from .ring.neighbours import Neighbours
+from .ring.pieces import Piece
+from .ring.roll_call import Decision, Entry
+from .ring.token import circulate
+
+
+class Caller:
+    """Calls the roll in a freshly linked ring until it is agreed how the run goes on, and brings this worker there.
+
+    Args:
+        identity: who we are.
+        shared: what is shared with the main thread.
+        slots: V.
+        cut: pieces of the flat buffer.
+        neighbours: our links.
+        outlet: where events go.
+        ledger: records not known to be stored.
+        learner: fetches the state if we have none.
+        commit: takes in a result that was sent again.
+
+    Attributes:
+        leavers: who of the ring wants to leave, as far as known.
+        fresh_digest: digest of the untrained state: equal ones need no transfer.
+        restorable: step count of the newest checkpoint that this worker can reach, -1 if none.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        shared: Exchange,
+        slots: int,
+        *,
+        cut: tuple[Piece, ...],
+        neighbours: Neighbours,
+        outlet: Outlet,
+        ledger: Pending,
+        learner: Learner,
+        commit: Callable[[Result], None],
+    ) -> None:
+        self.leavers: frozenset[str] = frozenset()
+        self.fresh_digest = 0
+        self.restorable = -1
+        self._identity = identity
+        self._shared = shared
+        self._slots = slots
+        self._cut = cut
+        self._neighbours = neighbours
+        self._outlet = outlet
+        self._ledger = ledger
+        self._learner = learner
+        self._commit = commit
+
+    def call(self, world: WorldChanged) -> Decision:
+        """Call the roll and do our part of what is decided.
+
+        Raises:
+            WorldMoved: a newer world arrived meanwhile.
+            LinkBroken: a neighbour is gone or broke the protocol.
+            Diverged: members hold different results and nobody can say which is right.
+        """
+        decision = self._roll(world)
+        while decision.leader:
+            if decision.leader == self._identity.worker:
+                self._lead()
+            decision = self._roll(world)
+        self._adopt(world, decision)
+        if decision.donor:
+            self._send_again([m.worker for m in world.members], decision)
+        return decision
+
+    def _roll(self, world: WorldChanged) -> Decision:
+        place = [m.worker for m in world.members].index(self._identity.worker)
+        self._shared.reach_loaded()
+        plain = roll_call.entry_to_plain(self._entry(world))
+        links = self._neighbours
+        token = circulate(place, len(world.members), links.previous, links.following, plain)
+        entries = [roll_call.entry_from_plain(item) for item in token]
+        self.leavers = frozenset(e.worker for e in entries if e.leaving)
+        return roll_call.decide(entries, self._slots, world.generation)
+
+    def _entry(self, world: WorldChanged) -> Entry:
+        shared = self._shared
+        member = member_of(world, shared)
+        assert member is not None
+        with shared.cv:
+            plan = shared.plan if shared.plan and shared.plan.generation == world.generation else None
+            return Entry(
+                worker=self._identity.worker,
+                incarnation=shared.incarnation,
+                role=member.role,
+                held=shared.step - 1,
+                current=shared.current,
+                waiting=not shared.current,
+                result=shared.step - 1 in shared.results,
+                owners=shared.owners,
+                computed=tuple(sorted(shared.computed)),
+                plan=plan,
+                chain=shared.chain,
+                digest=self.fresh_digest if shared.step == 0 and not shared.taught else 0,
+                memory=shared.step - 1 if shared.whole else -1,
+                restorable=self.restorable,
+                leaving=bool(shared.leaving),
+                finished=shared.main_step is not None and shared.main_step >= shared.total,
+            )
+
+    def _lead(self) -> None:
+        """Nobody has the run's state: what this worker has, or restores, is the run's from now on."""
+        shared = self._shared
+        with shared.cv:
+            if shared.whole and shared.step >= max(1, self.restorable):
+                shared.current = True
+                shared.owners = ()
+                self._ledger.rewind(shared.step)
+                self._outlet.post(
+                    CheckpointRestored(
+                        run=self._identity.run,
+                        checkpoint="",
+                        step=shared.step,
+                        worker=self._identity.worker,
+                        generation=shared.generation,
+                        chain=shared.chain,
+                    )
+                )
+                return
+            shared.current = False
+            shared.restore_wanted = True
+            shared.cv.notify_all()
+            while not shared.current:
+                if shared.moved():
+                    shared.restore_wanted = False
+                    raise WorldMoved("a newer world arrived while restoring")
+                shared.cv.wait()
+            shared.owners = ()
+        self._ledger.rewind(shared.step)
+
+    def _adopt(self, world: WorldChanged, decision: Decision) -> None:
+        shared = self._shared
+        me = self._identity.worker
+        self._ledger.resend()
+        with shared.cv:
+            if me in decision.current:
+                shared.current = shared.whole = True
+                if me in decision.lacking:
+                    shared.adopt(decision.furthest, ())
+                else:
+                    shared.adopt(decision.step, decision.owners)
+            else:
+                shared.start_learning(decision.step, decision.owners, decision.chain)
+                self._ledger.rewind(decision.step)
+        donor = dict(decision.learners).get(me)
+        teacher = next((m for m in world.members if m.worker == donor), None)
+        if teacher is not None:
+            self._learner.learn(teacher, world.generation, decision.step)
+
+    def _send_again(self, ring: list[str], decision: Decision) -> None:
+        """The furthest result goes round once more, for those that lack it."""
+        shared = self._shared
+        me = self._identity.worker
+        links = self._neighbours
+        if me == decision.donor:
+            assert links.following is not None
+            held = shared.results[decision.furthest]
+            held.ticket = resend.send(links.following, held.of, held.buffer, self._cut)
+            held.link = links.following
+            return
+        assert links.previous is not None
+        onward = links.following if ring[(ring.index(me) + 1) % len(ring)] != decision.donor else None
+        buffer = shared.buffer()
+        committed, ticket = resend.receive(links.previous, onward, decision.furthest, self._cut, buffer)
+        if me in decision.lacking:
+            self._commit(Result(buffer, committed, onward, ticket))
+            shared.adopt(decision.step, decision.owners)
+
+
+def member_of(world: WorldChanged, shared: Exchange) -> Member | None:
+    """Our own entry in a world, None if we are not in it."""
+    return next((m for m in world.members if m.worker == shared.worker and m.incarnation == shared.incarnation), None)
