@@ -73,7 +73,7 @@ class RingPeer:
             1,
             f"w{(rank - 1) % size}",
             on_error=_fail,
-            wait=lambda: bool(arrived.wait(0.01)),
+            wait=lambda *_: bool(arrived.wait(0.01)),
             moved=lambda: False,
         )
         listener.close()
