@@ -18,7 +18,8 @@ from reknit.core.layout import chunk_count
 from reknit.core.manifest import INDEX_NUMBER
 
 from .chunks import Writer, assign
-from .exchange import Exchange, StateCopy
+from .copies import StateCopy, cover
+from .exchange import Exchange
 from .ring.resend import Committed
 from .snapshot import Snapshot, Snapshotter
 from .tracked import Tracked
@@ -89,7 +90,10 @@ class Saving:
         if not self._warm and step > 0 and (self._writer is not None or self._shared.generation > 0):
             # from the first optimizer step on the state has its final size: touch the memory before it is needed
             self._warm = True
-            self._snapshotter.prepare()
+            if self._writer is not None:
+                self._snapshotter.prepare()
+            else:
+                self._snapshotter.measure()
         if self._due is None or self._writer is None:
             return
         checkpoint, committed = self._due
@@ -103,12 +107,17 @@ class Saving:
         if future is not None:
             future.add_done_callback(lambda done: self._write(done, checkpoint, writers))
 
+    def ready(self, parts: int) -> object:
+        """A learner is about to ask for one of so many parts: touch its memory (any thread); kept as the value is."""
+        return self._snapshotter.ready(parts)
+
     def copy_for_learners(self, step: int, chain: int, generation: int, ledger: bytes) -> None:
-        """Copy the state before `step` for every learner that waits."""
-        self._shared.copying(step)
-        future = self._start(step, chain, generation, "")
-        if future is not None:
-            future.add_done_callback(lambda done: self._hand_out(done, ledger))
+        """Copy what the learners that wait for the state before `step` have asked for, in one go."""
+        wanted = self._shared.copying(step)
+        future = self._snapshotter.begin(
+            step, chain=chain, generation=generation, which=lambda size: cover(wanted, size)
+        )
+        future.add_done_callback(lambda done: self._hand_out(done, ledger))
 
     def wait(self) -> None:
         """No copy is running any more: weights may change."""
@@ -123,8 +132,6 @@ class Saving:
         try:
             return self._snapshotter.begin(step, chain=chain, generation=generation)
         except StateError as error:
-            if not checkpoint:
-                raise
             self._post(CheckpointFailed(checkpoint=checkpoint, reason=str(error), step=step, worker=self._worker))
             return None
 
@@ -150,11 +157,22 @@ class Saving:
             self._writer.write(snapshot, event.checkpoint, mine, writers=self._writers.get(event.checkpoint, ()))
 
     def _hand_out(self, done: Future[Snapshot], ledger: bytes) -> None:
-        if done.exception() is not None:
-            self._shared.fail(done.exception() or StateError("a copy of the state failed"))
+        error = done.exception()
+        if error is not None:  # the learners ask another teacher; this one goes on
+            self._shared.copied(None, f"the copy failed: {error}")
             return
         snapshot = done.result()  # never released: the copy lives as long as somebody sends it
-        self._shared.copied(StateCopy(snapshot.step, snapshot.chain, snapshot.layout.encode(), snapshot.memory, ledger))
+        self._shared.copied(
+            StateCopy(
+                snapshot.step,
+                snapshot.chain,
+                snapshot.layout.encode(),
+                snapshot.memory,
+                ledger,
+                first=snapshot.first,
+                size=snapshot.layout.total,
+            )
+        )
 
     def _drop(self, checkpoint: str) -> None:
         snapshot = self._held.pop(checkpoint, None)

@@ -7,7 +7,8 @@
 
 What only an optimizer step changes is copied on a thread; the rest (buffers, the user's own objects) at once in
 `begin`, because forward changes it. The memory is touched once, ahead of time (`prepare`), and used again: a first copy
-into new pages was measured to take six to forty times as long as any later one.
+into new pages was measured to take six to forty times as long as any later one. A copy for a learner is of a part of
+the state only, in memory that is touched when the learner announces itself (`ready`) and given back after it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
 from reknit.core import log
 from reknit.core.errors import StateError
 from reknit.core.layout import Layout
 
+from .memory import free_memory
+from .parts import span
 from .state import Capture, capture, write
 from .tracked import Tracked
 
@@ -109,7 +111,7 @@ class SnapshotMemory:
 
 
 class Snapshot:
-    """The state after `step` committed steps, in memory of its own.
+    """The state after `step` committed steps, or a part of it, in memory of its own.
 
     Whoever works with it holds it (`hold`, `release`); the first hold belongs to who got it from `begin`. After the
     last release, or when nobody refers to the memory any more, it is used for the next snapshot.
@@ -118,8 +120,9 @@ class Snapshot:
         step: steps committed in this state, so the next step to run.
         chain: result chain after the last of them.
         generation: of the world in which it was taken.
-        layout: where the tensors lie in `memory`.
-        memory: `layout.total` bytes.
+        layout: where the tensors lie in the flat state.
+        memory: bytes `[first, first + len(memory))` of the flat state.
+        first: 0 unless it is a part.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Snapshot:
         generation: int,
         layout: Layout,
         memory: memoryview,
+        first: int = 0,
         give_back: Callable[[], object] = lambda: None,
     ) -> None:
         self.step = step
@@ -137,6 +141,7 @@ class Snapshot:
         self.generation = generation
         self.layout = layout
         self.memory = memory
+        self.first = first
         self._give_back = give_back
         self._holds = 1
         self._lock = threading.Lock()
@@ -177,9 +182,19 @@ class Snapshotter:
         self._spill = spill
         self._warm = warm
         self._idle: list[SnapshotMemory] = []
+        self._ready: weakref.WeakSet[SnapshotMemory] = weakref.WeakSet()
+        self._size = 0
         self._lock = threading.RLock()  # `_keep` may be called by a garbage collection inside `_take`
         self._preparing: threading.Thread | None = None
         self._running: list[threading.Thread] = []
+
+    def measure(self) -> None:
+        """Note how large the state is; call it when it has its final size (after a step).
+
+        Raises:
+            StateError: something in the state cannot travel.
+        """
+        self._size = capture(self._tracked).layout.total
 
     def prepare(self) -> None:
         """Get memory for one snapshot ready on a thread; call it when the state has its final size (after a step).
@@ -187,19 +202,34 @@ class Snapshotter:
         Raises:
             StateError: something in the state cannot travel.
         """
-        size = capture(self._tracked).layout.total
+        self.measure()
         if self._preparing is not None:
             self._preparing.join()
-        self._preparing = threading.Thread(target=self._touch, args=(size,), name="snapshot-memory", daemon=True)
+        self._preparing = threading.Thread(target=self._touch, args=(self._size,), name="snapshot-memory", daemon=True)
         self._preparing.start()
 
-    def begin(self, step: int, *, chain: int, generation: int) -> Future[Snapshot]:
+    def ready(self, parts: int) -> object:
+        """Touch the memory of one of so many equal parts, on any thread; it is there as long as the return value is."""
+        memory = SnapshotMemory(self._spill)
+        try:
+            memory.reserve(max(end - first for first, end in (span(self._size, 0, parts), span(self._size, 1, parts))))
+        except StateError as error:
+            _log.warning("no memory for a learner's part", reason=str(error))
+            return None
+        with self._lock:
+            self._ready.add(memory)
+        return memory
+
+    def begin(
+        self, step: int, *, chain: int, generation: int, which: Callable[[int], tuple[int, int]] | None = None
+    ) -> Future[Snapshot]:
         """Start to copy the state as it is now.
 
         Args:
             step: steps committed in this state.
             chain: result chain after the last of them.
             generation: of the present world.
+            which: gets the size of the flat state, returns which bytes `[first, end)` to copy; all of them by default.
 
         Returns:
             A future of the snapshot; it fails with a `StateError` when there is no room.
@@ -212,7 +242,7 @@ class Snapshotter:
         thread = threading.Thread(
             target=self._copy,
             args=(captured, future),
-            kwargs={"step": step, "chain": chain, "generation": generation},
+            kwargs={"step": step, "chain": chain, "generation": generation, "which": which},
             name=f"snapshot-{step}",
             daemon=True,
         )
@@ -225,18 +255,29 @@ class Snapshotter:
         while self._running:
             self._running.pop().join()
 
-    def _copy(self, captured: Capture, future: Future[Snapshot], *, step: int, chain: int, generation: int) -> None:
+    def _copy(
+        self,
+        captured: Capture,
+        future: Future[Snapshot],
+        *,
+        step: int,
+        chain: int,
+        generation: int,
+        which: Callable[[int], tuple[int, int]] | None,
+    ) -> None:
         try:
-            if self._preparing is not None:
+            self._size = total = captured.layout.total
+            first, end = (0, total) if which is None else which(total)
+            if which is None and self._preparing is not None:
                 self._preparing.join()
-            memory = self._take()
-            array = memory.reserve(captured.layout.total)
-            write(captured, array.data)
+            memory = self._take() if which is None else self._take_ready(end - first)
+            array = memory.reserve(end - first)
+            write(captured, array.data, first, end)
         except BaseException as error:  # noqa: BLE001 - the future carries it to whoever waits
             future.set_exception(error)
             return
         # every view of the array keeps it alive: a copy that somebody still sends is not written over
-        given_back = weakref.finalize(array, self._keep, memory)
+        given_back = weakref.finalize(array, self._keep if which is None else SnapshotMemory.drop, memory)
         given_back.atexit = False
         snapshot = Snapshot(
             step,
@@ -244,6 +285,7 @@ class Snapshotter:
             generation=generation,
             layout=captured.layout,
             memory=array.data,
+            first=first,
             give_back=given_back,
         )
         del array
@@ -262,36 +304,19 @@ class Snapshotter:
         with self._lock:
             return self._idle.pop() if self._idle else SnapshotMemory(self._spill)
 
+    def _take_ready(self, size: int) -> SnapshotMemory:
+        with self._lock:
+            large = [memory for memory in self._ready if memory.size >= size]
+            memory = min(large, key=lambda m: m.size, default=SnapshotMemory(self._spill))
+            self._ready.discard(memory)
+        return memory
+
     def _keep(self, memory: SnapshotMemory) -> None:
         with self._lock:
             if len(self._idle) < self._warm:
                 self._idle.append(memory)
             else:
                 memory.drop()
-
-
-def free_memory() -> int:
-    """Return the bytes that this process can still take: the machine's, or its control group's if that is less."""
-    free = int(psutil.virtual_memory().available)
-    for path in _control_groups():
-        try:
-            limit = (path / "memory.max").read_text().strip()
-            if limit != "max":
-                free = min(free, max(0, int(limit) - int((path / "memory.current").read_text())))
-        except (OSError, ValueError):
-            continue  # no such controller here
-    return free
-
-
-def _control_groups() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    root = Path("/sys/fs/cgroup")
-    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    path = root / own.strip("/")
-    return [path, *(p for p in path.parents if p == root or root in p.parents)]
 
 
 def _settle(captured: Capture) -> Capture:

@@ -103,29 +103,42 @@ def copy_out(tracked: Tracked, layout: Layout, memory: Memory) -> None:
     write(now, memory)
 
 
-def write(captured: Capture, memory: Memory) -> None:
-    """Copy captured tensors to their places in `memory`, at least `layout.total` bytes, and zeros between them.
+def write(captured: Capture, memory: Memory, first: int = 0, end: int | None = None) -> None:
+    """Copy captured tensors to their places in `memory`, and zeros between them.
+
+    Args:
+        captured: layout and live tensors.
+        memory: at least `end - first` bytes.
+        first: begin of what is copied, bytes in the flat state, a multiple of 64.
+        end: its end, a multiple of 64; of the whole state by default.
 
     Raises:
         StateError: the memory is too small.
     """
-    flat = _flat(memory, captured.layout)
+    end = captured.layout.total if end is None else end
+    flat = _flat(memory, end - first)
     if flat is None:  # no tensors, or nothing but empty ones
         return
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     waiting = 0
     entries = captured.layout.entries
-    ends = [*(entry.offset for entry in entries[1:]), captured.layout.total]
-    for entry, tensor, end in zip(entries, captured.tensors, ends, strict=True):
-        if entry.offset + entry.size < end:
-            flat[entry.offset + entry.size : end] = 0
-        if entry.size == 0:
+    nexts = [*(entry.offset for entry in entries[1:]), captured.layout.total]
+    for entry, tensor, following in zip(entries, captured.tensors, nexts, strict=True):
+        low, high, until = max(entry.offset, first), min(entry.offset + entry.size, end), min(following, end)
+        if max(high, low) < until:
+            flat[max(high, low) - first : until - first] = 0
+        if low >= high:
             continue
-        place = flat[entry.offset : entry.offset + entry.size]
-        targets.append(place.view(dtype_named(entry.dtype)).view(entry.shape))
-        sources.append(tensor)
-        waiting += entry.size
+        place = flat[low - first : high - first].view(dtype_named(entry.dtype))
+        if high - low == entry.size:
+            targets.append(place.view(entry.shape))
+            sources.append(tensor)
+        else:  # cut in the middle: the tensor's elements in order
+            item = entry.size // max(1, tensor.numel())
+            targets.append(place)
+            sources.append(tensor.reshape(-1)[(low - entry.offset) // item : (high - entry.offset) // item])
+        waiting += high - low
         if waiting >= _COPY_TOGETHER:
             _copy(targets, sources)
             targets, sources, waiting = [], [], 0
@@ -144,7 +157,7 @@ def load(tracked: Tracked, layout: Layout, memory: Memory) -> None:
         WireError: the layout's skeleton is damaged.
     """
     layout.check()
-    flat = _flat(memory, layout)
+    flat = _flat(memory, layout.total)
     skeleton = wire.unpack(layout.skeleton)
     try:
         saved = {name: (kind, number) for name, kind, number in skeleton["places"]}
@@ -228,15 +241,15 @@ def _lay_out(tensors: Sequence[torch.Tensor], paths: Sequence[str]) -> tuple[tup
     return tuple(entries), offset
 
 
-def _flat(memory: Memory, layout: Layout) -> torch.Tensor | None:
+def _flat(memory: Memory, size: int) -> torch.Tensor | None:
     view = memoryview(memory).cast("B")
-    if len(view) < layout.total:
-        raise StateError(f"the memory holds {len(view)} bytes, the state has {layout.total}")
-    if layout.total == 0:
+    if len(view) < size:
+        raise StateError(f"the memory holds {len(view)} bytes, the state has {size}")
+    if size == 0:
         return None  # torch.frombuffer refuses an empty buffer
     if view.readonly:
-        view = memoryview(bytearray(view[: layout.total]))
-    return torch.frombuffer(view, dtype=torch.uint8, count=layout.total)
+        view = memoryview(bytearray(view[:size]))
+    return torch.frombuffer(view, dtype=torch.uint8, count=size)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ _MAX_PENDING = 64
 
 
 class Listener:
-    """Accepts ring and state connections for one worker.
+    """Accepts ring, state and feed connections for one worker.
 
     Args:
         job, worker, secret: who we are and what a peer must prove.
@@ -40,6 +40,7 @@ class Listener:
         self._on_arrival = on_arrival
         self._oldest = 0
         self._waiting: dict[tuple[str, int, str], socket.socket] = {}
+        self._calls: list[tuple[Hello, socket.socket]] = []
         self._lock = threading.Lock()
         self._closed = False
         self._hellos = threading.BoundedSemaphore(_MAX_PENDING)
@@ -73,8 +74,12 @@ class Listener:
             if self._closed or claim.generation < self._oldest:
                 sock.close()
                 return
-            old = self._waiting.pop((claim.purpose, claim.generation, claim.worker), None)
-            self._waiting[claim.purpose, claim.generation, claim.worker] = sock
+            old = None
+            if claim.purpose == "ring":
+                old = self._waiting.pop((claim.purpose, claim.generation, claim.worker), None)
+                self._waiting[claim.purpose, claim.generation, claim.worker] = sock
+            else:
+                self._calls.append((claim, sock))
         if old is not None:
             old.close()
         self._on_arrival()
@@ -85,12 +90,12 @@ class Listener:
             return self._waiting.pop((purpose, generation, worker), None)
 
     def take_any(self, purpose: str) -> tuple[Hello, socket.socket] | None:
-        """Take any accepted connection of a purpose."""
-        job, worker, _ = self._identity
+        """Take the oldest accepted connection of a purpose beside the ring."""
         with self._lock:
-            for key in self._waiting:
-                if key[0] == purpose:
-                    return Hello(job, key[0], key[1], key[2], 0, worker), self._waiting.pop(key)
+            for call in self._calls:
+                if call[0].purpose == purpose:
+                    self._calls.remove(call)
+                    return call
         return None
 
     def forget_before(self, generation: int) -> None:
@@ -99,6 +104,9 @@ class Listener:
             self._oldest = max(self._oldest, generation)
             for key in [k for k in self._waiting if k[1] < self._oldest]:
                 self._waiting.pop(key).close()
+            for call in [c for c in self._calls if c[0].generation < self._oldest]:
+                self._calls.remove(call)
+                call[1].close()
 
     def close(self) -> None:
         """Stop listening and close everything that waits."""
@@ -108,6 +116,7 @@ class Listener:
         self._sock.close()
         self._thread.join()
         with self._lock:
-            for sock in self._waiting.values():
+            for sock in (*self._waiting.values(), *(sock for _, sock in self._calls)):
                 sock.close()
             self._waiting.clear()
+            self._calls.clear()
