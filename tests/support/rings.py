@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from reknit.core.events import Member, WorldChanged
+from reknit.worker.copies import StateCopy
 from reknit.worker.engine import Engine, Identity
 from reknit.worker.exchange import (
     Apply,
@@ -24,12 +25,11 @@ from reknit.worker.exchange import (
     Leave,
     Load,
     Restore,
-    StateCopy,
 )
-from reknit.worker.learning import Teacher
 from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
+from reknit.worker.teaching import Teacher
 
 FLOATS = 3000
 SHAPE = Shape(
@@ -161,6 +161,7 @@ class PretendWorker:
                 case Begin(step):
                     shared.begin(step)
                 case Copy(step):
+                    shared.copying(step)
                     raw = self.weights.tobytes() + self.counter.to_bytes(8, "little")
                     shared.copied(
                         StateCopy(step, self.chain_before(step), b"", memoryview(raw), self.engine.ledger.export())
