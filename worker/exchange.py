@@ -21,6 +21,7 @@ from .ring.link import Link
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
 from .ring.resend import Committed
+from .weights import Held
 
 _FEW = 2
 """Buffers in the pool that are enough: the rest is given back to the system."""
@@ -71,6 +72,13 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Verify:
+    """Work: take a digest of the weights that `step` is computed with, as they are now."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
     """Work: this worker is out of the world for good (drained, or the run was stopped)."""
 
@@ -87,7 +95,7 @@ class Done:
     """Work: none is left; everybody has the last result."""
 
 
-Work = Compute | Apply | Begin | Load | Restore | Copy | Leave | ComeBack | Done
+Work = Compute | Apply | Begin | Load | Restore | Copy | Verify | Leave | ComeBack | Done
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,6 +138,8 @@ class Exchange:
         checkpoint, checkpoint_from: the checkpoint asked for, not before so many committed steps.
         current: this worker has the run's state in memory, as the ring knows it.
         learning: the weights in memory are not the run's until the copy that was asked for is loaded.
+        weights: digest of the weights that `step` is computed with, and what the ring agreed on about it.
+        on_stray: called once this worker's state is known not to be the run's: ends the links.
         left_out: a world was made without us; the main thread has not come back to the ring since.
         ready_at: step that the weights are ready for when the main thread has not begun any.
         taught: it has received a state, so its fresh one is gone.
@@ -175,6 +185,8 @@ class Exchange:
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
         self.notes: dict[int, SlotNote] = {}
+        self.weights = Held()
+        self.on_stray: Callable[[], None] = lambda: None
         self._computing: set[int] = set()
         self._orphans: set[int] = set()
         self._pool: list[Buffer] = []
@@ -265,6 +277,7 @@ class Exchange:
                 if work is not None:
                     if isinstance(work, Compute):
                         self._computing.add(work.slot)
+                        self.weights.touch()
                         self.enter("compute")
                     return work
                 if self.phase in {"compute", "user"}:
@@ -282,10 +295,30 @@ class Exchange:
             return Load(self.load)
         if self.main_step is None or self.learning:
             return self._before_begin()
-        if any(c.due(self.main_step) for c in self.copies):
-            return Copy(self.main_step)
-        ready = self.results.get(self.main_step)
-        return Apply(self.main_step, ready) if ready is not None else self._in_step()
+        return self._with_state(self.main_step)
+
+    def _with_state(self, step: int) -> Work | None:
+        if any(c.due(step) for c in self.copies):
+            return Copy(step)
+        ready = self.results.get(step)
+        if self._unverified(step, ready):
+            return Verify(step)
+        if ready is None:
+            return self._in_step()
+        agreed = ready.of.settled.weights
+        if self.weights.compare(step, agreed):
+            return Apply(step, ready)
+        self.stray(f"diverged: step {step} was computed with weights {agreed:016x}, here {self.weights.digest:016x}")
+        return None
+
+    def _unverified(self, step: int, ready: Result | None) -> bool:
+        """True if it is time to take the digest of the weights."""
+        held = self.weights
+        if not held.verify or held.step == step:
+            return False
+        if ready is not None:
+            return ready.of.settled.weights != 0
+        return step == self.step and (held.asked or self._free_slot() is None)
 
     def _before_begin(self) -> Work | None:
         if self.left:
@@ -300,11 +333,32 @@ class Exchange:
             return Leave(self.left)
         if self.main_step == self.total and self.finished:
             return Done()
-        if self.main_step != self.step or self.step >= self.total:
+        if self.main_step != self.step or self.step >= self.total or self.weights.asked:
+            return None
+        slot = self._free_slot()
+        return None if slot is None else Compute(self.step, slot, slot in self._orphans)
+
+    def _free_slot(self) -> int | None:
+        if self.step >= self.total:
             return None
         free = (s for s in self.own_slots() if s not in self.computed and s not in self._computing)
-        slot = next(free, None)
-        return None if slot is None else Compute(self.step, slot, slot in self._orphans)
+        return next(free, None)
+
+    def verified(self, step: int, digest: int, *, doubt: bool = False, state: int = 0) -> None:
+        """The digest that was asked for by `Verify`; `state`: after the last step, that of all that is tracked."""
+        with self.cv:
+            if step == self.main_step and not self.learning:
+                self.weights.take(step, digest, doubt=doubt, state=state)
+            self.cv.notify_all()
+
+    def stray(self, why: str) -> None:
+        """This worker's state is not the run's: it must learn anew, and the ring be linked anew for that."""
+        with self.cv:
+            self.weights.stray = why
+            self.current = self.whole = False
+            self.learning = True
+            self.cv.notify_all()
+        self.on_stray()
 
     def put(self, step: int, slot: int, buffer: Buffer, note: SlotNote | None = None) -> None:
         """Hand in a computed slot and what it has to say; one that is no longer ours, or of a past step, is dropped."""
@@ -346,6 +400,7 @@ class Exchange:
                 return
             self.load = None
             self.learning = False
+            self.weights.touch()
             self._computing.clear()
             for stale in [s for s in self.results if s < step]:
                 self._forget(stale)
@@ -355,6 +410,7 @@ class Exchange:
         """The run's state is what this worker holds now: `step` steps done."""
         with self.cv:
             self.restore_wanted = False
+            self.weights.touch()
             self.ready_at = step
             self.step, self.chain, self.current, self.whole = step, chain, True, True
             self.cv.notify_all()
@@ -393,10 +449,32 @@ class Exchange:
                     return [self.computed[s] for s in slots]
                 self.cv.wait()
 
+    def own_weights(self) -> int:
+        """Wait for the digest of the weights that `step` was computed with; 0 if weights are not compared.
+
+        Raises:
+            WorldMoved: a newer world arrived first.
+        """
+        with self.cv:
+            while self.weights.verify:
+                if self.moved():
+                    raise WorldMoved("a newer world arrived before the weights were looked at")
+                if self.main_step == self.step == self.weights.step and not self.learning:
+                    return self.weights.digest
+                self.cv.wait()
+            return 0
+
+    def ask(self, *, wanted: bool) -> None:
+        """The ring wants (or wants no longer) a digest of the weights before the next slot is computed."""
+        with self.cv:
+            self.weights.asked = wanted
+            self.cv.notify_all()
+
     def complete(self, result: Result) -> None:
         """A step's result is here: keep it for the main thread and for those that may lack it; go to the next step."""
         with self.cv:
             self.results[result.of.step] = result
+            self.weights.compare(result.of.step, result.of.settled.weights)
             self.step = result.of.step + 1
             self.chain = result.of.chain
             self.owners = result.of.settled.owners
@@ -410,6 +488,7 @@ class Exchange:
         with self.cv:
             self.current = self.whole = False
             self.learning = True
+            self.weights.replace()
             self.learns_from = step
             self.load = self.received = None
             self.forget_all()

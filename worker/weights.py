@@ -1,0 +1,60 @@
+"""What a worker knows of its own weights, and what the ring agreed on about them; guarded by the exchange's condition.
+
+Every active takes a digest of the weights after its last slot of a step, and none of that step is committed before all
+actives have compared theirs (`ring.reduction`). Who computes nothing compares before it applies the step's result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """The digest of one step's weights.
+
+    Attributes:
+        verify: weights are compared at all; equal on all workers of a run.
+        step: whose weights the digest is of, -1: none was taken, or slots were computed since.
+        digest: of parameters and buffers.
+        state: of all that is tracked, after the last step of a run; 0 before.
+        doubt: they changed while the step was computed, and no script did it.
+        vouched: they were compared equal since this worker last received a state, or it never received one.
+        asked: the ring waits for a digest: it comes before the next slot.
+        stray: why this worker's weights are known to be wrong, "" if they are not.
+    """
+
+    verify: bool = False
+    step: int = -1
+    digest: int = 0
+    state: int = 0
+    doubt: bool = False
+    vouched: bool = True
+    asked: bool = False
+    stray: str = ""
+
+    def of(self, step: int) -> int:
+        """The digest of this step's weights, 0 if it was not taken."""
+        return self.digest if step == self.step else 0
+
+    def take(self, step: int, digest: int, *, doubt: bool = False, state: int = 0) -> None:
+        """A digest was taken."""
+        self.step, self.digest, self.doubt, self.state = step, digest, doubt, state
+
+    def touch(self) -> None:
+        """A slot is being computed: the digest is taken (again) after it."""
+        self.step, self.digest, self.doubt, self.state = -1, 0, False, 0
+
+    def replace(self) -> None:
+        """Other weights are coming, from a peer: nobody has compared them yet."""
+        self.touch()
+        self.vouched = False
+        self.stray = ""
+
+    def compare(self, step: int, agreed: int) -> bool:
+        """Compare with what the ring agreed on for this step; False if both are known and differ."""
+        mine = self.of(step)
+        if not agreed or not mine:
+            return True
+        self.vouched = self.vouched or mine == agreed
+        return mine == agreed
