@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -25,8 +24,3 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     if len(set(x)) < 2:
         return 0.0
     return statistics.linear_regression(x, y).slope
-
-
-def longest_gap(times: Sequence[float]) -> float:
-    """Return the longest time between two neighbours of an ascending sequence, 0 for fewer than two."""
-    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)

@@ -12,15 +12,15 @@ Used like this:
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from hosts import HERE, Host, Hosts
 from offspring import Offspring
 
 from reknit.core.bus import Received
@@ -97,6 +97,7 @@ class Job:
         nodes: int = 1,
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -109,6 +110,7 @@ class Job:
             nodes: more than one: a broker of `reknit up`, and one `reknit run` a node.
             flags: more flags of `reknit run`.
             env: for all processes.
+            hosts: put each node on a host of its own.
         """
         self._offspring = offspring
         self.home = home
@@ -116,6 +118,11 @@ class Job:
         self._args = tuple(args)
         self._workers = workers
         self.nodes = [f"n{i}" for i in range(nodes)]
+        """Names of the nodes that take part."""
+        self._most = nodes
+        self._named = nodes
+        self._hosts = hosts
+        self.host_of: dict[str, Host] = {}
         self._flags = tuple(flags)
         self._env = {"REKNIT_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})}
         self._up: subprocess.Popen[bytes] | None = None
@@ -132,42 +139,42 @@ class Job:
         Raises:
             NotInTime: `reknit up` does not come up.
         """
-        if len(self.nodes) > 1:
-            self._up = self._reknit("plane", "up", "--foreground")
+        if self._most > 1:
+            where = ["--host", HERE] if self._hosts else []
+            self._up = self._reknit("plane", "up", "--foreground", *where)
             wait_for("reknit up", (self.home / "up" / "up.json").is_file, 60.0)
         for node in self.nodes:
-            self.start_node(node)
+            self._start_node(node, self._hosts.add() if self._hosts else None)
 
-    def start_node(self, node: str) -> None:
-        """Start a node's launcher."""
-        most = len(self.nodes)
+    def _start_node(self, node: str, host: Host | None) -> None:
         flags = ["--job", NAME, "--node", node, "--nproc-per-node", str(self._workers), "--threads", "1"]
-        flags += ["--nnodes", f"1:{most}"] if most > 1 else ["--standalone"]
-        self.launchers[node] = self._reknit(node, "run", *flags, *self._flags, str(self._script), *self._args)
+        flags += ["--nnodes", f"1:{self._most}"] if self._most > 1 else ["--standalone"]
+        if host:
+            flags += ["--host", host.address]
+            self.host_of[node] = host
+        prefix = host.prefix if host else ()
+        command = ("run", *flags, *self._flags, str(self._script), *self._args)
+        self.launchers[node] = self._reknit(node, *command, prefix=prefix)
 
     def kill_node(self, node: str) -> float:
         """SIGKILL all processes of a node; returns when."""
         at = self._offspring.kill(node)
-        self.launchers.pop(node).wait()
+        self.launchers[node].wait()
         return at
 
-    def _reknit(self, tag: str, *args: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "reknit.cli", *args]
+    def replace_node(self, node: str) -> str:
+        """Start another node in the place of one that is gone, on the same host; returns its name."""
+        self.launchers.pop(node)
+        host = self.host_of.pop(node, None)
+        fresh = f"n{self._named}"
+        self._named += 1
+        self.nodes[self.nodes.index(node)] = fresh
+        self._start_node(fresh, host)
+        return fresh
+
+    def _reknit(self, tag: str, *args: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        command = [*prefix, sys.executable, "-P", "-m", "reknit.cli", *args]
         return self._offspring.start(command, tag=tag, log=self.log_file, env=self._env, cwd=self.home)
-
-    def ask(self, *args: str) -> Any:
-        """Run a verb with --json and return the document it prints.
-
-        Raises:
-            RuntimeError: it failed; the text is what it said.
-        """
-        command = [sys.executable, "-P", "-m", "reknit.cli", *args, "--json", "--job", NAME]
-        env = self._offspring.environment("verb", self._env)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-        try:
-            return json.loads(done.stdout)
-        except ValueError:
-            raise RuntimeError(f"reknit {' '.join(args)}: exit {done.returncode}: {done.stderr.strip()}") from None
 
     def endpoint(self) -> Endpoint | None:
         """Where the job's broker is, None if it is not up yet."""
@@ -180,16 +187,22 @@ class Job:
         return [mark for node in runs.nodes.values() for mark in (*node.children, node.launcher)]
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[tuple[BusThread, Log]]:
-        """Hear the job's events from the first one on."""
+    def connected(self) -> Iterator[BusThread]:
+        """Be connected to the job's broker, as soon as it is up."""
         wait_for("the broker's address", self.endpoint, 60.0)
         bus = wait_for("the broker", self._connected, 60.0)
-        log = Log()
         try:
-            bus.follow(log.hear, job=NAME)
-            yield bus, log
+            yield bus
         finally:
             bus.close(0.5)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[tuple[BusThread, Log]]:
+        """Hear the job's events from the first one on."""
+        log = Log()
+        with self.connected() as bus:
+            bus.follow(log.hear, job=NAME)
+            yield bus, log
 
     def _connected(self) -> BusThread | None:
         endpoint = self.endpoint()

@@ -36,29 +36,33 @@ def load() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Processor seconds used so far: by all, and by a benchmark's own processes."""
+    """Processor seconds used so far: by all, and by each of a benchmark's own processes."""
 
     at: float
     everybody: float
-    ours: float
+    ours: dict[int, float]
 
     @classmethod
     def now(cls, offspring: Offspring | None = None) -> Busy:
         """Read the counters."""
         times = psutil.cpu_times()
-        ours = 0.0
+        ours: dict[int, float] = {}
         for pid in offspring.alive() if offspring is not None else []:
             try:
                 used = psutil.Process(pid).cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            ours += used.user + used.system
+            ours[pid] = used.user + used.system
         return cls(time.monotonic(), sum(times) - times.idle - times.iowait - times.guest - times.guest_nice, ours)
 
     def others_since(self, before: Busy) -> float:
-        """Return the share of the machine, 0 to 1, that others used since then."""
+        """Return the share of the machine, 0 to 1, that others used since then.
+
+        What a process of ours used that has ended meanwhile is not known any more and counts as theirs.
+        """
         seconds = max(self.at - before.at, 1e-9) * (os.cpu_count() or 1)
-        return max(0.0, (self.everybody - before.everybody - (self.ours - before.ours)) / seconds)
+        ours = sum(used - before.ours.get(pid, 0.0) for pid, used in self.ours.items())
+        return max(0.0, (self.everybody - before.everybody - ours) / seconds)
 
 
 def wait_until_quiet(at_most: float) -> None:

@@ -1,16 +1,17 @@
-"""What workers note of their steps, read while they write, and what follows from it about a kill.
+"""What workers note of their steps, read while they write, and what follows from it about a fault, a join or a drain.
 
-`Reader` follows the files; all else is pure.
+`Reader` follows the files; all else is pure. A step is *committed* by a worker at the moment that it notes: its reduced
+gradient was complete and applied.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Collection, Iterable, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from figures import longest_gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Reader:
                 self._places[file] = self._places.get(file, 0) + len(whole) + 1
                 self.done += [done for line in whole.decode().splitlines() if (done := parse(line)) is not None]
         return self.done
+
+    def forget(self, before: float) -> None:
+        """Drop what is older than a moment, but each process's last step: a long run need not look at it again."""
+        kept = set(map(id, newest(self.done).values()))
+        self.done = [one for one in self.done if one.time >= before or id(one) in kept]
 
 
 def newest(done: Iterable[Done]) -> dict[int, Done]:
@@ -110,9 +116,41 @@ def steps_lost(done: Sequence[Done], survivors: Collection[int], killed_at: floa
     return len(completed & again)
 
 
-def pause(done: Sequence[Done], pids: Collection[int], since: float, until: float) -> float:
-    """Return the longest time between two steps of any of these processes between two moments."""
-    return max(
-        (longest_gap(sorted(o.time for o in done if o.pid == pid and since <= o.time <= until)) for pid in pids),
-        default=0.0,
-    )
+def active_at(done: Iterable[Done], pid: int) -> float | None:
+    """When a process had completed the first step of which it computed a part itself; None while it has not."""
+    return min((one.time for one in done if one.pid == pid and one.slots > 0), default=None)
+
+
+def longest_gap(done: Sequence[Done], pids: Collection[int], since: float, until: float) -> float:
+    """Return the longest time that one of these processes went without a step in a window, seconds.
+
+    A gap belongs to the window when it ends in it, so one that began before `since` counts whole; one that is still
+    open at `until` counts as far as it has come.
+    """
+    longest = 0.0
+    for times in _times(done, pids):
+        ends = [time for time in times if time <= until]
+        gaps = (b - a for a, b in itertools.pairwise([*ends, until]) if b > since)
+        longest = max(longest, *gaps, 0.0)
+    return longest
+
+
+def excess_gap(done: Sequence[Done], pids: Collection[int], since: float, until: float, normal: float) -> float:
+    """Return by how many seconds the longest gap of a window is longer than a normal step; 0 if it is not."""
+    return max(0.0, longest_gap(done, pids, since, until) - normal)
+
+
+def step_seconds(done: Sequence[Done], pids: Collection[int], since: float, until: float) -> float | None:
+    """Return the median time between two steps of one process, over all of these in a window; None: too few steps."""
+    took = [
+        b - a for times in _times(done, pids) for a, b in itertools.pairwise(t for t in times if since <= t <= until)
+    ]
+    return statistics.median(took) if took else None
+
+
+def _times(done: Iterable[Done], pids: Collection[int]) -> Iterator[list[float]]:
+    by_pid: dict[int, list[float]] = {pid: [] for pid in pids}
+    for one in done:
+        if one.pid in by_pid:
+            by_pid[one.pid].append(one.time)
+    return (sorted(times) for times in by_pid.values())

@@ -8,12 +8,8 @@ import exact
 import machine
 import pytest
 import rebuilds
-import recovery
 import throughput
-from figures import longest_gap, median_and_max, slope
-
-from reknit.core.bus import Received
-from reknit.core.events import Event, RingBroken, RingLinked, WorldChanged
+from figures import median_and_max, slope
 
 
 def test_median_and_max():
@@ -27,55 +23,6 @@ def test_slope():
     assert slope([2, 2], [1, 9]) == 0.0
     with pytest.raises(ValueError, match="1 x for 2 y"):
         slope([1], [1, 2])
-
-
-def test_longest_gap():
-    assert longest_gap([1.0, 1.5, 4.0]) == 2.5
-    assert longest_gap([1.0]) == 0.0
-
-
-def kill(recover_s: float | None, lost: int | None = 0, kept: bool = True) -> recovery.Kill:
-    return recovery.Kill(
-        victim="w",
-        after=1.0,
-        step=5,
-        recover_s=recover_s,
-        steps_lost=lost,
-        pids_kept=kept,
-        active_again_s=1.0,
-        join_pause_s=0.1,
-        load_1m=1.0,
-        at=0.0,
-    )
-
-
-def test_recovery_has_exactly_the_promised_keys():
-    found = recovery.summary([kill(0.1), kill(0.2), kill(None, None)])
-    assert found == {
-        "recover_s": {"median": 0.15, "max": 0.2},
-        "steps_lost": {"median": 0, "max": 0},
-        "pids_kept": True,
-        "unrecovered": 1,
-    }
-
-
-@pytest.mark.parametrize(
-    ("kills", "word"),
-    [
-        ([kill(0.05), kill(0.9)], "median"),
-        ([kill(0.05), kill(0.05), kill(1.1)], "worst"),
-        ([kill(0.05), kill(0.05, 1)], "lost"),
-        ([kill(0.05), kill(0.05, kept=False)], "processes"),
-        ([kill(0.05), kill(None, None)], "without recovery"),
-        ([], "median"),
-    ],
-)
-def test_recovery_says_what_it_misses(kills, word):
-    assert any(word in said for said in recovery.misses(recovery.summary(kills)))
-
-
-def test_recovery_within_its_limits_misses_nothing():
-    assert recovery.misses(recovery.summary([kill(0.05), kill(0.1), kill(0.99)])) == []
 
 
 def test_exact_counts_hashes_over_all_histories():
@@ -113,7 +60,7 @@ def test_throughput_counts_the_quiet_rounds_if_there_are_two():
 
 
 def test_what_others_use_is_what_is_not_ours():
-    before, after = machine.Busy(10.0, 100.0, 5.0), machine.Busy(12.0, 103.0, 7.0)
+    before, after = machine.Busy(10.0, 100.0, {1: 5.0, 2: 50.0}), machine.Busy(12.0, 103.0, {1: 6.5, 3: 0.5})
     assert after.others_since(before) == pytest.approx(1.0 / (2 * (os.cpu_count() or 1)))
 
 
@@ -123,23 +70,3 @@ def test_a_leak_is_a_slope():
     assert (growth["fds_per_change"], growth["threads_per_change"]) == (1.0, 0.0)
     assert rebuilds.leaks({"worker": growth, "changes": 4}) == ["fds_per_change 1.0, limit 0.02"]
     assert rebuilds.leaks({"worker": growth, "changes": 2}) == []
-
-
-def test_stages_of_a_recovery_come_from_the_log():
-    def received(time: float, event: Event) -> Received:
-        return Received(event, "bench", 1, "id", "source", time, "")
-
-    def linked(generation: int) -> Event:
-        return RingLinked(worker="w", incarnation=1, generation=generation, step=1)
-
-    world = WorldChanged(generation=3, run="r", status="running", removed=("x",))
-    log = [
-        received(9.0, RingBroken(worker="w", incarnation=1, generation=1, step=1, peer="x", side="next")),
-        received(10.02, RingBroken(worker="w", incarnation=1, generation=2, step=1, peer="x", side="next")),
-        received(10.03, world),
-        received(10.05, linked(3)),
-        received(10.04, linked(3)),
-        received(11.0, linked(4)),
-    ]
-    assert recovery.stages(log, 10.0) == pytest.approx({"evidence": 0.02, "world": 0.03, "linked": 0.05})
-    assert recovery.stages(log, 12.0) == {}

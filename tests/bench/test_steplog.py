@@ -5,7 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
-from steplog import Done, Reader, mended_at, newest, parse, pause, restarted_at, steps_lost, whole
+from steplog import (
+    Done,
+    Reader,
+    active_at,
+    excess_gap,
+    longest_gap,
+    mended_at,
+    newest,
+    parse,
+    restarted_at,
+    step_seconds,
+    steps_lost,
+    whole,
+)
 
 KILLED = 10.0
 
@@ -73,9 +86,44 @@ def test_whole(last, expected):
     assert whole(last, {1, 2, 3}, 3, since=11.0) is expected
 
 
-def test_pause_is_the_longest_gap_of_any_survivor():
-    done = notes((1, 5, 2, 1.0), (1, 6, 2, 1.1), (1, 7, 2, 1.4), (2, 5, 2, 1.0), (2, 6, 2, 1.2), (2, 7, 2, 9.0))
-    assert pause(done, {1, 2}, 0.0, 2.0) == pytest.approx(0.3)
+def test_a_gap_belongs_to_the_window_in_which_it_ends():
+    done = notes((1, 5, 2, 1.0), (1, 6, 2, 1.1), (1, 7, 2, 1.6), (1, 8, 2, 1.7))
+    assert longest_gap(done, {1}, 1.3, 1.7) == pytest.approx(0.5)
+    assert longest_gap(done, {1}, 1.6, 1.7) == pytest.approx(0.1)
+    assert longest_gap(done, {1}, 1.0, 1.2) == pytest.approx(0.1)
+
+
+def test_the_longest_gap_is_that_of_any_process_and_counts_while_it_is_open():
+    done = notes((1, 5, 2, 1.0), (1, 6, 2, 1.1), (2, 5, 2, 1.0), (2, 6, 2, 1.2), (9, 5, 2, 1.0))
+    assert longest_gap(done, {1, 2}, 0.9, 1.25) == pytest.approx(0.2)
+    assert longest_gap(done, {1, 2}, 0.9, 2.0) == pytest.approx(0.9)
+    assert longest_gap(done, set(), 0.9, 2.0) == 0.0
+
+
+def test_a_gap_is_excessive_by_what_it_is_longer_than_a_step():
+    done = notes(*((1, step, 2, step / 10) for step in range(20)), (1, 20, 2, 2.3))
+    assert step_seconds(done, {1}, 0.0, 1.95) == pytest.approx(0.1)
+    assert excess_gap(done, {1}, 1.95, 2.3, 0.1) == pytest.approx(0.3)
+    assert excess_gap(done, {1}, 0.5, 1.5, 0.2) == 0.0
+
+
+def test_a_normal_step_is_the_median_over_all_processes():
+    done = notes((1, 0, 1, 0.0), (1, 1, 1, 1.0), (2, 0, 1, 0.0), (2, 1, 1, 2.0), (2, 2, 1, 5.0), (3, 0, 1, 0.0))
+    assert step_seconds(done, {1, 2, 3}, 0.0, 9.0) == pytest.approx(2.0)
+    assert step_seconds(done, {1, 2, 3}, 0.0, 0.5) is None
+
+
+def test_a_joiner_is_active_when_it_computes():
+    done = notes((7, 4, 3, 10.2), slots=0) + notes((7, 5, 3, 10.4), (8, 1, 1, 0.1))
+    assert active_at(done, 7) == 10.4
+    assert active_at(done[:1], 7) is None
+
+
+def test_a_reader_forgets_what_is_long_ago_but_nobodys_last_step(tmp_path):
+    reader = Reader(tmp_path)
+    reader.done = notes((1, 1, 1, 1.0), (1, 2, 1, 9.0), (2, 1, 1, 1.5))
+    reader.forget(5.0)
+    assert [(one.pid, one.time) for one in reader.done] == [(1, 9.0), (2, 1.5)]
 
 
 def test_reader_goes_on_where_it_was_and_leaves_torn_lines(tmp_path):
