@@ -102,7 +102,8 @@ class Candidate:
         self._trouble: list[float] = []
         self.failures: list[str] = []
         self.begun = 0
-        self._fetcher = Fetcher(job, worker, secret, shared)
+        self._unfit = False
+        self._fetcher = Fetcher(job, worker, secret, shared, unfit=self._note_unfit)
 
     # ------------------------------------------------------------------------------------ from the engine
 
@@ -188,7 +189,9 @@ class Candidate:
             except (Refused, OSError, side.Broken, WireError, KeyError, TypeError, ValueError) as error:
                 self._note(order[0], error)
                 failed, self._turn = failed + 1, self._turn + 1
-                if failed % len(order) == 0:
+                if self._unfit:
+                    self._restart("the state of its teachers does not fit the results of its feeder")
+                elif failed % len(order) == 0:
                     self._pause(_RETRY)
 
     def _next_task(self, failed: int) -> tuple[list[Member], int, bool] | None:
@@ -297,7 +300,7 @@ class Candidate:
         if seconds:
             _log.warning("cannot keep up with the run", why=why, times=len(self._trouble), again_in=seconds)
         with self._cv:
-            self._held = None
+            self._held, self._unfit = None, False
         self._anew(self._shared.step, self._shared.chain)  # lets the memory go
         self._pause(seconds)
 
@@ -308,6 +311,10 @@ class Candidate:
         with self._cv:
             at = self._generation, self._ending
             self._cv.wait_for(lambda: changed(at), seconds)
+
+    def _note_unfit(self) -> None:
+        self._unfit = True
+        side.shutdown(self._sock)
 
     def _note(self, feeder: Member, error: Exception) -> None:
         self.failures = [*self.failures[-15:], f"{feeder.worker}: {error}"]

@@ -216,7 +216,7 @@ class _Feed:
     def _send_next(self) -> bool:
         """Send what comes next, or a sign of life; False at the end."""
         sock, shared = self._sock, self._shared
-        self._news.wait(side.ALIVE)
+        news = self._news.wait(side.ALIVE)
         with shared.cv:
             result = self._queue.popleft() if self._queue else None
             cut, end, newest = self._cut, self._end, self._next - 1
@@ -236,5 +236,6 @@ class _Feed:
         if end is not None:
             side.send(sock, {"end": end[0], "generation": end[1]})
             return False
-        side.send(sock, {"alive": newest})
+        if not news:
+            side.send(sock, {"alive": newest})
         return True

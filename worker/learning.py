@@ -32,15 +32,26 @@ class Fetcher:
         job, worker, secret: who we are.
         shared: where the copy goes.
         at_most: teachers asked at once.
+        unfit: called (with locks held: it must only make a note) when a copy does not fit the chain of the results.
 
     Attributes:
         failures: what went wrong lately, for logs and tests.
     """
 
-    def __init__(self, job: str, worker: str, secret: str, shared: Exchange, *, at_most: int = AT_MOST) -> None:
+    def __init__(
+        self,
+        job: str,
+        worker: str,
+        secret: str,
+        shared: Exchange,
+        *,
+        at_most: int = AT_MOST,
+        unfit: Callable[[], object] = lambda: None,
+    ) -> None:
         self._job, self._worker, self._secret = job, worker, secret
         self._shared = shared
         self._at_most = at_most
+        self._unfit = unfit
         self._cv = threading.Condition()
         self._members: tuple[Member, ...] = ()
         self._generation = 0
@@ -153,6 +164,7 @@ class Fetcher:
             self._ahead = copy  # the feed has yet to come so far
         elif chain is not None and chain != copy.chain:
             self._note(Disagree(f"result chain {copy.chain:016x} before step {copy.step}, {chain:016x} was due"), 0.0)
+            self._unfit()
         elif self._shared.take_in(copy):
             self._wanted, self._chains = None, {}
 
