@@ -43,6 +43,10 @@ class Terms(Part, frozen=True):
     """One entry a tracked tensor, `name dtype shape`, in reduction order."""
     numerics: dict[str, str] = {}
     """The numeric contract: torch version, intra-op threads, ISA cap, flags that change bits."""
+    canary: str = ""
+    """Digest of what a fixed set of kernels gave on this machine; empty: not computed."""
+    verify: bool = False
+    """The weights are compared in every step: all workers do, or none."""
 
 
 class Member(Part, frozen=True):
@@ -143,6 +147,12 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """Seconds to wait for more workers once the minimum is there."""
     resume: bool = False
     """Begin from the newest checkpoint of the job's earlier runs."""
+    verify_weights: bool = False
+    """Compare the weights of all workers in every step, before it is committed."""
+    numerics: Literal["strict", "relaxed"] = "strict"
+    """strict: a worker whose arithmetic differs is refused; relaxed: it is let in, and the run is not exact."""
+    chaos: bool = False
+    """Workers obey `job.chaos`."""
 
 
 class JobScaled(Event, frozen=True, tag="job.scaled"):
@@ -163,6 +173,30 @@ class JobStopAsked(Event, frozen=True, tag="job.stop"):
 
     reason: str = ""
     at_once: bool = False
+
+
+class JobInexact(Event, frozen=True, tag="job.inexact"):
+    """A worker whose arithmetic differs was let in (`numerics` is relaxed): the run is not exact any more."""
+
+    run: str
+    worker: str
+    incarnation: int
+    node: str
+    difference: str
+    """The first difference, in words."""
+
+
+class ChaosAsked(Event, frozen=True, tag="job.chaos"):
+    """Somebody asked for a fault, to see it found; a worker obeys only if the job was submitted with `chaos`."""
+
+    worker: str
+    fault: Literal["flip-bit"]
+    target: Literal["weights", "moments", "result"] = "weights"
+    """weights: a parameter; moments: a tensor of the optimizer; result: the next result, before it is applied."""
+    at_step: int = -1
+    """Not before this step; -1: at once."""
+    bit: int = -1
+    """Which bit of all the target's bits, counted from its first byte; -1: one that the worker chooses."""
 
 
 class JobFinished(Event, frozen=True, tag="job.finished"):
@@ -307,6 +341,25 @@ class WorkerStuck(Event, frozen=True, tag="worker.stuck"):
     state: str
     """Process state letter of the kernel and its meaning: `T stopped`, `D uninterruptible`; `R running` clears it."""
     seconds: float = 0.0
+
+
+class WorkerDiverged(Event, frozen=True, tag="worker.diverged"):
+    """A worker held other bits than the others; nothing it computed with them was committed, and it learns anew."""
+
+    worker: str
+    incarnation: int
+    node: str
+    generation: int
+    step: int
+    what: Literal["result", "weights", "state"]
+    """result: of that step, by its chain; weights: those the step was computed with; state: after the last step."""
+    digest: int
+    right: int
+    """The others' digest."""
+    by: Literal["majority", "own"] = "majority"
+    """majority: more than half of the others agree; own: the worker saw its own bits change."""
+    observer: str = ""
+    """The worker that tells it."""
 
 
 class WorkerUnreachable(Event, frozen=True, tag="worker.unreachable"):
@@ -636,7 +689,7 @@ class NodePulse(Pulse, frozen=True, tag="node"):
     memory_free: int = 0
 
 
-JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobFinished
+JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | ChaosAsked | JobFinished
 NodeEvent = AgentJoined | AgentLeft
 WorkerEvent = (
     WorkerStarted
@@ -648,6 +701,7 @@ WorkerEvent = (
     | WorkerCaughtUp
     | WorkerFinished
     | WorkerStuck
+    | WorkerDiverged
     | WorkerUnreachable
 )
 RingEvent = RingBroken | RingLinked | RingRecovered
