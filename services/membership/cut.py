@@ -33,8 +33,8 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
     if not verdict.certain:
         return stable and (since >= UNSTABLE_WAIT or not verdict.unstable)
     staying = [m for m in record.members if m.worker not in gone]
-    if not verdict.dead and staying and all(record.is_leaving(m) for m in staying):
-        return stable  # all leave at the same step boundary: no new ring for each of them
+    if not verdict.dead and any(record.is_leaving(m) for m in staying):
+        return stable  # they leave at the same step boundary: no new ring for each of them
     return not (_checks_under_way(record, sight, verdict, now) and since < CHECK_WAIT)
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
-from reknit.core.events import AgentLeft, Event, NodePulse, WorkerPulse, WorkerRefused, WorldChanged
+import xxhash
 
+from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
+from reknit.core.events import AgentLeft, Event, NodePulse, TargetsSet, WorkerPulse, WorkerRefused, WorldChanged
+
+from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, outside
 from .cut import CHECK_WAIT, RELINK, removable
-from .formation import JOIN_WINDOW, enough
+from .formation import enough
 from .hearing import disconnected, hear, is_silent, node_is_gone, notice
 from .outcome import outcome
-from .proposal import finished, joiners, propose
+from .proposal import finished, propose, propose_targets
 from .record import LOST, read
 from .verdict import Verdict, judge
 from .view import Check, Life, Node, Record, Sight, View
@@ -87,6 +90,9 @@ def _conclude(view: View, now: float) -> Decision[View]:
     elif (world := propose(view, verdict, now)) is not None:
         reason = world.reason
         outs.append(_world_out(view, world))
+    if end is None and (wanted := propose_targets(view)) is not None:
+        reason = "; ".join(filter(None, [reason, wanted.reason]))
+        outs.append(_targets_out(view, wanted))
     decision = _ask(view, outs, now, reason)
     view, dials = _dial(decision.state, _suspects(record, decision.state.sight, verdict, now), now, urgent=False)
     return dataclasses.replace(decision, state=view, do=dials, wake=_alarm(view.sight, verdict, now))
@@ -97,6 +103,16 @@ def _world_out(view: View, world: WorldChanged) -> Out:
         world,
         id=f"world/{view.job}/{world.generation}/{view.proposer}",
         expect_last=view.record.world_seq,
+        trace=view.sight.trace,
+    )
+
+
+def _targets_out(view: View, wanted: TargetsSet) -> Out:
+    spread = xxhash.xxh3_64_hexdigest(repr(sorted(wanted.targets.items())).encode())
+    return Out(
+        wanted,
+        id=f"targets/{view.job}/{view.record.targets_seq}/{spread}",
+        expect_last=view.record.targets_seq,
         trace=view.sight.trace,
     )
 
@@ -137,11 +153,10 @@ def _clocks(record: Record, sight: Sight, verdict: Verdict, now: float) -> Sight
     changes: dict[str, object] = {}
     if gone != sight.gone:
         changes.update(gone=gone, gone_changed=now, gone_since=sight.gone_since if sight.gone else now)
-    waiting = joiners(record)
     alive = [m for m in record.members if m.worker not in verdict.gone]
     ring = record.knit and bool(alive)
-    ready = not ring and enough(record, [*alive, *(w.member("active") for w in waiting)])
-    changes["joins_since"] = _since(sight.joins_since, bool(waiting), now)
+    ready = not ring and enough(record, [*alive, *(w.member("active") for w in outside(record))])
+    changes["joins_since"] = _since(sight.joins_since, bool(joiners(record, sight, verdict.gone, now)), now)
     changes["ready_since"] = _since(sight.ready_since, ready, now)
     changes["ringless_since"] = _since(sight.ringless_since, not ring, now)
     changes["stop_since"] = _since(sight.stop_since, record.stop is not None, now)
@@ -185,6 +200,6 @@ def _alarm(sight: Sight, verdict: Verdict, now: float) -> float | None:
     if sight.breaks_since is not None and not verdict.dead:
         due += [sight.breaks_since + RING_DIAL, sight.breaks_since + RELINK]
     if sight.joins_since is not None:
-        due.append(sight.joins_since + JOIN_WINDOW)
+        due += [sight.joins_since + JOIN_WINDOW, sight.joins_since + JOIN_PATIENCE]
     later = [at - now for at in due if at > now]
     return min(later) + 0.001 if later else None

@@ -14,11 +14,6 @@ from reknit.core.events import JobSubmitted, Member
 from .ring_order import first_order, natural, next_order
 from .view import Record, Sight, Worker
 
-JOIN_WINDOW = 0.1
-"""Seconds that a joiner waits for others, so that several come in with one world."""
-QUIET_AFTER_WORLD = 0.3
-"""Seconds after a world change in which joiners wait longer."""
-
 
 def nodes_of(members: Collection[Member] | Collection[Worker]) -> frozenset[str]:
     """Distinct nodes of members or workers."""
@@ -59,12 +54,6 @@ def may_begin(record: Record, sight: Sight, workers: Collection[Worker], now: fl
         return False
     since = sight.ready_since
     return is_complete(record, workers) or (since is not None and now - since >= record.spec.last_call)
-
-
-def joins_due(sight: Sight, now: float) -> bool:
-    """True if the joiners that wait have waited long enough for others."""
-    since = sight.joins_since
-    return since is not None and now >= max(since + JOIN_WINDOW, sight.world_at + QUIET_AFTER_WORLD)
 
 
 def members_without(record: Record, gone: Collection[str], *, joiners: Sequence[Worker]) -> tuple[Member, ...]:

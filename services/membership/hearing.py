@@ -19,6 +19,8 @@ from reknit.core.events import (
     JobStopAsked,
     NodePulse,
     RingBroken,
+    TargetsSet,
+    WorkerCaughtUp,
     WorkerDying,
     WorkerExited,
     WorkerFailed,
@@ -92,6 +94,8 @@ def notice(record: Record, sight: Sight, event: Event, now: float, trace: str) -
         if ("ring", event.peer) not in noticed:
             noticed = put(noticed, ("ring", event.peer), now)
         sight = dataclasses.replace(sight, breaks_since=since, noticed=noticed)
+    elif isinstance(event, TargetsSet):  # answered; the world that follows some day has a cause of its own
+        return dataclasses.replace(sight, trace="")
     elif isinstance(event, WorkerStuck):
         sight = dataclasses.replace(sight, noticed=put(sight.noticed, ("frozen", event.worker), now))
     elif isinstance(event, WorkerUnreachable):
@@ -112,7 +116,11 @@ def _opens(record: Record, event: Event) -> bool:
             return event in record.breaks
         case WorkerDying() | WorkerExited() | WorkerFailed() | WorkerLeaving() | WorkerStuck() | WorkerUnreachable():
             return (event.worker, event.incarnation) in record.lives
-        case WorkerRegistered() | AgentLeft() | JobScaled() | DrainAsked() | JobStopAsked():
+        case WorkerCaughtUp():
+            return (event.worker, event.incarnation) not in record.lives
+        case WorkerRegistered():
+            return not record.teaches()
+        case AgentLeft() | JobScaled() | DrainAsked() | JobStopAsked():
             return True
         case _:
             return False
@@ -126,7 +134,7 @@ def _new_world(record: Record, sight: Sight, event: WorldChanged, now: float) ->
         pulse = sight.pulses.get(member.worker)
         if member.worker not in streams or (pulse and pulse.incarnation != member.incarnation):
             streams[member.worker] = NEW_MEMBER.anchored(now)
-    names = {m.worker for m in event.members}
+    names = {m.worker for m in event.members} | {w.worker for w in record.waiting()}
     return dataclasses.replace(
         sight,
         streams={k: w for k, w in streams.items() if k.startswith("@") or k in names},

@@ -81,8 +81,7 @@ HINDRANCES = (
 
 PLANNED = (
     ("workers join", "they are linked in at the tail, others only get a new neighbour"),
-    ("another number of workers is wanted (`reknit scale`, a node that came or left)", "members and links stay"),
-    ("a spare is promoted by choice", "members stay, the order may change"),
+    ("a spare is promoted (`reknit scale`)", "members stay, the order may change"),
     ("a member leaves as asked, after it has handed its slots over", "it relays until the others have gone over"),
 )
 """Examples of what is planned, with the reason; tests play each of them."""

@@ -1,21 +1,22 @@
 """The next world, if one is due: `propose(view, verdict, now)`.
 
-Two situations. While a ring exists, a reason is needed: members gone, links broken, joiners, another number of workers
-wanted. While none exists (the run begins, or everybody was lost) the ring may begin when `formation.may_begin` says so,
-and until then it is announced as paused, with what is awaited. Every registered worker is in the next world, whatever
-that world is for.
+Two situations. While a ring exists, a reason is needed: members gone, links broken, joiners, a spare to be promoted.
+While none exists (the run begins, or everybody was lost) the ring may begin when `formation.may_begin` says so, and
+until then it is announced as paused, with what is awaited. Whoever may come in (`candidates.joiners`) is in the next
+world, whatever that world is for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from reknit.core.events import Evidence, Member, WorldChanged
+from reknit.core.events import Evidence, Member, TargetsSet, WorldChanged
 
 from . import words
+from .candidates import joiners, joins_due, learning, outside
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
-from .formation import QUIET_AFTER_WORLD, booting, joins_due, may_begin, members_without, status_of, targets
+from .formation import booting, may_begin, members_without, status_of, targets
 from .planned import hindrance
 from .ring_order import first_order, route_round
 from .verdict import Verdict
@@ -35,37 +36,45 @@ def propose(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
     if not record.open:
         return None
     staying = [m for m in record.members if m.worker not in verdict.gone]
-    waiting = joiners(record)
     if staying and record.knit:
-        return _next(view, verdict, waiting, now)
+        return _next(view, verdict, now)
     if record.completed() or record.stop is not None:
         return None  # the run only ends
-    there = [*(record.workers[m.worker] for m in staying), *waiting]
+    there = [*(record.workers[m.worker] for m in staying), *outside(record)]
     if may_begin(record, sight, there, now):
         return _first(view, verdict, there)
     return _announce(view, verdict, there, now)
 
 
-def joiners(record: Record) -> tuple[Worker, ...]:
-    """Workers that wait to be let in and may be: not on their way out, and not when the run only ends."""
-    if record.completed() or record.stop is not None:
-        return ()
-    return tuple(w for w in record.waiting() if not record.is_leaving(w.member("active")))
+def propose_targets(view: View) -> TargetsSet | None:
+    """Return how many workers each node shall keep, if the nodes were not told so."""
+    record = view.record
+    wanted = targets(record)
+    if not record.open or record.completed() or record.stop is not None or wanted == record.targets:
+        return None
+    nodes = words.count(len(wanted), "node")
+    return TargetsSet(
+        run=record.run,
+        targets=wanted,
+        reason=f"scaled to {words.count(record.scaled or 0, 'worker')} on {nodes}",
+        decided_by=view.proposer,
+    )
 
 
-def _next(view: View, verdict: Verdict, waiting: Sequence[Worker], now: float) -> WorldChanged | None:
+def _next(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
     """A world that follows while a ring exists."""
     record, sight = view.record, view.sight
-    assert record.world is not None
+    coming, learners = joiners(record, sight, verdict.gone, now), learning(record, verdict.gone)
     relink = relink_due(record, sight, verdict, now)
-    wanted = targets(record)
-    quiet = now - sight.world_at >= QUIET_AFTER_WORLD
-    scale = wanted != record.world.targets and quiet and not record.completed()
     promote = not removable(record, verdict) and members_without(record, (), joiners=()) != record.members
-    join = bool(waiting) and joins_due(sight, now)
-    if not (relink or scale or promote or join or gone_due(record, sight, verdict, now)):
+    join = bool(coming) and joins_due(sight, now, others=bool(learners))
+    if not (relink or promote or join or gone_due(record, sight, verdict, now)):
         return None
-    members = members_without(record, verdict.gone, joiners=waiting)
+    members = members_without(record, verdict.gone, joiners=coming)
+    if learners and status_of(record, members)[0] == "paused":
+        # rather with those who still learn than not at all: they go on learning in the ring
+        coming, learners = outside(record), ()
+        members = members_without(record, verdict.gone, joiners=coming)
     clauses = words.why_gone(record, verdict)
     evidence: list[Evidence] = []
     if relink and not clauses:
@@ -73,10 +82,9 @@ def _next(view: View, verdict: Verdict, waiting: Sequence[Worker], now: float) -
         evidence = [observe("ring", b.peer, b.worker, b.error) for b in record.breaks]
         members, rerouted = route_round(members, links_with_this_break(record))
         clauses += [rerouted] if rerouted else []
-    if scale:
-        clauses.append(f"scaled to {words.count(record.scaled or 0, 'worker')}")
-    clauses += words.why_promoted(record.members, members) + words.why_joined(waiting, members)
-    return _world(view, verdict, members, clauses, evidence=evidence, wanted=wanted)
+    clauses += words.why_promoted(record.members, members) + words.why_joined(coming, members)
+    clauses += words.who_learns(learners)
+    return _world(view, verdict, members, clauses, evidence=evidence)
 
 
 def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
@@ -93,7 +101,7 @@ def _first(view: View, verdict: Verdict, there: Sequence[Worker]) -> WorldChange
     expected = record.most_active + (record.spec.spares if record.spec else 0)
     begins = "the ring begins again" if record.began else "the ring begins"
     clauses = [*words.why_gone(record, verdict), f"{begins}: {len(there)} of {expected} workers registered"]
-    return _world(view, verdict, members, clauses, wanted=targets(record))
+    return _world(view, verdict, members, clauses)
 
 
 def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged | None:
@@ -142,10 +150,9 @@ def _world(
     clauses: Sequence[str],
     *,
     evidence: Sequence[Evidence] = (),
-    wanted: Mapping[str, int] | None = None,
     paused: bool = False,
 ) -> WorldChanged:
-    """Make the event; `clauses` say what happened, the outlook is added; without `wanted` the last targets stay."""
+    """Make the event; `clauses` say what happened, the outlook is added."""
     record = view.record
     status, awaiting = status_of(record, members)
     if paused and status == "running":  # enough are there, but others are still expected
@@ -154,7 +161,6 @@ def _world(
     after = {(m.worker, m.incarnation) for m in members}
     added = tuple(m.worker for m in members if (m.worker, m.incarnation) not in before)
     dead = [e for about in verdict.dead.values() for e in about]
-    last = record.world.targets if record.world else {}
     outlook = words.outlook(members, status, goes_on=record.knit and len(added) < len(members))
     return WorldChanged(
         generation=record.generation + 1,
@@ -168,7 +174,6 @@ def _world(
         added=added,
         awaiting=awaiting,
         leaving=tuple(m.worker for m in members if record.is_leaving(m)),
-        targets=dict(last if wanted is None else wanted),
         restarts=record.restarts,
         planned=hindrance(record, verdict, status) is None,
     )

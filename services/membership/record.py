@@ -23,6 +23,7 @@ from reknit.core.events import (
     RingBroken,
     RingRecovered,
     StepsCommitted,
+    TargetsSet,
     WorldChanged,
 )
 
@@ -48,7 +49,7 @@ def _submitted(record: Record, event: JobSubmitted, _seq: int) -> Record:
     if record.open or event.run == record.run:
         return record
     # Members of an earlier run are forgotten; the generation goes on, it is the fencing token of all runs.
-    return Record(spec=event, generation=record.generation, world_seq=record.world_seq)
+    return Record(spec=event, generation=record.generation, world_seq=record.world_seq, targets_seq=record.targets_seq)
 
 
 def _scaled(record: Record, event: JobScaled, _seq: int) -> Record:
@@ -129,7 +130,10 @@ def _restored(record: Record, event: CheckpointRestored, _seq: int) -> Record:
     if event.run != record.run:
         return record
     base = record.base if record.began else event.step
-    return dataclasses.replace(record, committed=event.step, base=base)
+    workers, who = record.workers, record.workers.get(event.worker)
+    if who is not None and who.life not in record.endings:  # the others learn from it
+        workers = put(workers, who.worker, dataclasses.replace(who, current=True))
+    return dataclasses.replace(record, committed=event.step, base=base, workers=workers)
 
 
 def _world(record: Record, event: WorldChanged, seq: int) -> Record:
@@ -147,15 +151,20 @@ def _world(record: Record, event: WorldChanged, seq: int) -> Record:
             about = [e for e in event.evidence if e.about == member.worker]
             evidence = about[0] if about else observe("join", member.worker, event.decided_by, event.reason)
             record = end(record, life, Ending("evicted", evidence, member.node))
-    old = {(m.worker, m.incarnation) for m in before}
-    kept = [w for w in record.workers.values() if w.current and w.life in old and w.life in now]
-    if not kept:  # nobody has state: all begin together, from a checkpoint or from fresh weights
+    if event.status == "running" and not any(w.current and w.life in now for w in record.workers.values()):
+        # nobody has state: all begin together, from a checkpoint or from fresh weights
         workers = {
             name: dataclasses.replace(w, current=True) if w.life in now else w for name, w in record.workers.items()
         }
         record = dataclasses.replace(record, workers=workers)
-    knit = bool(event.members) and (record.knit or event.status == "running")
+    old = {(m.worker, m.incarnation) for m in before}
+    knit = bool(now) and (event.status == "running" or (record.knit and bool(old & now)))
     return dataclasses.replace(record, world=event, breaks=(), knit=knit)
+
+
+def _targets(record: Record, event: TargetsSet, seq: int) -> Record:
+    record = dataclasses.replace(record, targets_seq=max(seq, record.targets_seq))
+    return dataclasses.replace(record, targets=event.targets) if event.run == record.run else record
 
 
 def _count_break(record: Record, event: WorldChanged) -> Record:
@@ -182,5 +191,6 @@ _FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     StepsCommitted: _committed,
     CheckpointRestored: _restored,
     WorldChanged: _world,
+    TargetsSet: _targets,
     **lives.FOLDS,
 }

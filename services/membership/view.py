@@ -8,7 +8,7 @@ it noticed what. Decisions need both; nothing in `Sight` is needed to go on afte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from reknit.core.events import (
@@ -24,6 +24,9 @@ from reknit.core.events import (
 )
 
 from .phi import Window
+
+CANDIDATES = False
+"""Workers can learn beside the ring."""
 
 Life = tuple[str, int]
 """One life of a worker: its id and incarnation."""
@@ -43,7 +46,7 @@ class Worker:
     seq: int = 0
     """Stream sequence of the registration: the order of arrival."""
     current: bool = False
-    """Has caught up, or was there at the beginning."""
+    """This life has the state: it has caught up, in the ring or beside it, or was there at the beginning."""
     leaving: bool = False
     frozen: str = ""
     """Kernel process state as its agent reported it, empty when it runs."""
@@ -152,6 +155,10 @@ class Record:
     """Reports of the present generation, in log order."""
     links: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """Pair of workers (sorted) -> how often their link broke while both lived."""
+    targets: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Node -> workers that its agent was last told to keep."""
+    targets_seq: int = 0
+    """Stream sequence of the job's newest `world.targets`, what the next one is compared with."""
     relinks: int = 0
     """Generations of unchanged members in a row, without a step committed between."""
     committed: int = 0
@@ -204,6 +211,17 @@ class Record:
         mine = worker is not None and worker.incarnation == member.incarnation and worker.leaving
         node = self.nodes.get(member.node)
         return mine or member.worker in self.drains or (node is not None and node.draining)
+
+    def teaches(self, gone: Collection[str] = ()) -> bool:
+        """True if a ring runs and somebody who has the state stays in it, so that a newcomer can learn beside it.
+
+        Args:
+            gone: members that are gone.
+        """
+        if not CANDIDATES or not self.knit or self.world is None or self.world.status != "running":
+            return False
+        known = ((m, self.workers.get(m.worker)) for m in self.members if m.worker not in gone)
+        return any(w is not None and w.current and w.incarnation == m.incarnation for m, w in known)
 
     def completed(self) -> bool:
         """True once a member has finished with every step applied: from then on the run only ends."""

@@ -93,6 +93,12 @@ def why_joined(joiners: Sequence[Worker], members: Sequence[Member]) -> list[str
     return clauses
 
 
+def who_learns(candidates: Sequence[Worker]) -> list[str]:
+    """Say who has registered and stays outside for now."""
+    one = len(candidates) == 1
+    return [f"{names([w.worker for w in candidates])} still {'learns' if one else 'learn'}"] if candidates else []
+
+
 def why_promoted(before: Sequence[Member], members: Sequence[Member]) -> list[str]:
     """Say which spares became active."""
     spares = {m.worker for m in before if m.role == "spare"}

@@ -42,7 +42,7 @@ class View:
         members: who is in the world.
         registered: worker -> its newest registration in this run.
         course: the run's course; None until a member of a world told its terms.
-        current: who of the world holds current state.
+        current: who holds current state, in the world or outside it.
         leaving: who asked, or was asked, to leave.
         plan: the newest plan of the run.
         plan_seq: log sequence of the job's newest plan of any run, 0 if there is none: what a new one must follow.
@@ -82,12 +82,11 @@ def see(view: View, event: AnyEvent, seq: int, trace: str) -> View:  # noqa: PLR
         case JobFinished() if event.run == view.run:
             return dataclasses.replace(view, over=True)
         case WorkerRegistered():
-            return dataclasses.replace(view, registered={**view.registered, event.worker: event})
+            return _registered(view, event)
         case WorldChanged():
             return _world(view if event.run == view.run else _run(view, event.run), event, trace)
         case WorkerCaughtUp():
-            key = (event.worker, event.incarnation)
-            return dataclasses.replace(view, current=view.current | ({key} & view.members))
+            return _caught_up(view, event)
         case WorkerLeaving():
             return dataclasses.replace(view, leaving=view.leaving | {(event.worker, event.incarnation)})
         case DrainAsked():
@@ -97,7 +96,7 @@ def see(view: View, event: AnyEvent, seq: int, trace: str) -> View:  # noqa: PLR
         case StepsCommitted() if event.run == view.run and view.course is not None:
             return dataclasses.replace(view, committed=view.committed.commit(event, view.course))
         case CheckpointRestored() if event.run == view.run:
-            return dataclasses.replace(view, committed=view.committed.restore(event))
+            return _restored(view, event)
         case EpochFinished() if view.course is not None:
             return dataclasses.replace(view, committed=view.committed.announce(event, view.course))
         case _:
@@ -111,6 +110,25 @@ def hear(view: View, pulse: WorkerPulse) -> View:
     if world is None or pulse.generation != world.generation or key not in view.members:
         return view
     return dataclasses.replace(view, pace=view.pace.observe(pulse))
+
+
+def _registered(view: View, event: WorkerRegistered) -> View:
+    """A registration is a beginning: whoever registers outside the world has no state, also the same process again."""
+    current = frozenset(key for key in view.current if key[0] != event.worker or key in view.members)
+    return dataclasses.replace(view, registered={**view.registered, event.worker: event}, current=current)
+
+
+def _caught_up(view: View, event: WorkerCaughtUp) -> View:
+    """Believe members, and whoever has registered in this run to become one."""
+    key, told = (event.worker, event.incarnation), view.registered.get(event.worker)
+    outside = told is not None and told.run == view.run and told.incarnation == event.incarnation
+    return dataclasses.replace(view, current=view.current | {key}) if outside or key in view.members else view
+
+
+def _restored(view: View, event: CheckpointRestored) -> View:
+    """Whoever restored has the state: the others learn from it."""
+    told = {key_of(m) for m in view.world.members if m.worker == event.worker} if view.world else set()
+    return dataclasses.replace(view, current=view.current | told, committed=view.committed.restore(event))
 
 
 def _run(view: View, run: str) -> View:
@@ -129,10 +147,16 @@ def _world(view: View, world: WorldChanged, trace: str) -> View:
         world_trace=trace,
         members=keys,
         course=view.course or _course(view, world),
-        current=current_in(keys, view.current),
+        current=_current(view, world, keys),
         leaving=view.leaving & keys,
         pace=view.pace.keep(keys),
     )
+
+
+def _current(view: View, world: WorldChanged, keys: frozenset[Key]) -> frozenset[Key]:
+    """In a paused world nobody steps, so nobody comes by the state."""
+    inside = current_in(keys, view.current) if world.status == "running" else keys & view.current
+    return inside | (view.current - view.members)
 
 
 def _course(view: View, world: WorldChanged) -> Course | None:

@@ -310,7 +310,7 @@ def test_who_has_finished_does_not_die(make_agent: Make, tmp_path: Path) -> None
     one = make_agent(ENDS).submit().start()
     started = registered(one)
     one.publish(WorkerFinished(worker="w0-0", incarnation=started.incarnation, generation=1, step=9))
-    one.world(2, targets={"w0": 2})  # acted on, so what came before it is heard
+    one.targets(w0=2)  # acted on, so what came before it is heard
     one.started(2)
     with nobody_reaps(started):
         (tmp_path / "go").touch()

@@ -212,11 +212,11 @@ def test_drain_of_one_worker_is_for_good_until_more_are_asked_for() -> None:
     node = Node(2).train()
     node.hear(DrainAsked(target="w0-0"))
     node.exit(0, 0)
-    node.world(1, targets={"w0": 2})  # nothing new: it was 2 before
+    node.targets(w0=2)  # nothing new: it was 2 before
     node.tick()
     assert node.place(0).phase == "empty"
     assert len(node.all(Fork)) == 2
-    node.world(1, targets={"w0": 3})
+    node.targets(w0=3)
     assert [f.worker for f in node.all(Fork)[2:]] == ["w0-0", "w0-2"]
 
 
@@ -423,14 +423,14 @@ def test_a_refused_node() -> None:
 
 def test_targets_up_and_down() -> None:
     node = Node(1).train()
-    node.world(0, targets={"w0": 3, "w1": 1})
+    node.targets(w0=3, w1=1)
     assert [f.worker for f in node.all(Fork)] == ["w0-0", "w0-1", "w0-2"]
     node.train()
-    node.world(0, 1, 2, targets={"w1": 1})  # we are not named: nothing changes
-    node.world(0, 1, 2, targets={"w0": 1, "w1": 1})
+    node.targets(w1=1)  # we are not named: nothing changes
+    node.targets(w0=1, w1=1)
     assert [a.worker for a in node.all(AskToLeave)] == ["w0-2", "w0-1"]
     node.exit(2, 0)
-    node.world(0, targets={"w0": 2, "w1": 1})  # back up while w0-1 is still on its way out
+    node.targets(w0=2, w1=1)  # back up while w0-1 is still on its way out
     assert len(node.all(Fork)) == 3
     node.exit(1, 0)
     assert node.last(Fork).worker == "w0-1"
@@ -438,11 +438,11 @@ def test_targets_up_and_down() -> None:
 
 def test_target_zero_keeps_the_agent() -> None:
     node = Node(1).train()
-    node.world(0, targets={"w0": 0, "w1": 1})
+    node.targets(w0=0, w1=1)
     node.exit(0, 0)
     node.tick(100)
     assert not node.all(End)
-    node.world(targets={"w0": 1, "w1": 1})
+    node.targets(w0=1, w1=1)
     assert node.last(Fork).worker == "w0-0"
 
 

@@ -205,10 +205,10 @@ def test_the_last_line_is_the_root_cause(make_agent: Make) -> None:
 def test_more_and_fewer_workers(make_agent: Make) -> None:
     one = make_agent(DRAINS.format(save=0)).submit().start()
     first = one.started()
-    one.world(1, targets={"w0": 3})
+    one.targets(w0=3)
     assert {one.started(2).worker, one.started(3).worker} == {"w0-1", "w0-2"}
     until(lambda: one.told().count("runs") == 3, "three run")
-    one.world(2, targets={"w0": 1})
+    one.targets(w0=1)
     gone = {one.event(WorkerExited, 1).worker, one.event(WorkerExited, 2).worker}
     assert gone == {"w0-1", "w0-2"}
     assert alive(first.pid)

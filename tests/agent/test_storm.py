@@ -87,10 +87,10 @@ class Storm(Node):
         self.hear(DrainAsked(target=self.place(i).worker))
 
     def more(self, _: int) -> None:
-        self.world(targets={"w0": self.state.target + 1})
+        self.targets(w0=self.state.target + 1)
 
     def fewer(self, _: int) -> None:
-        self.world(targets={"w0": max(0, self.state.target - 1)})
+        self.targets(w0=max(0, self.state.target - 1))
 
     def refused(self, i: int) -> None:
         self.hear(WorkerRefused(worker=self.place(i).worker, incarnation=self.place(i).incarnation, reason="no"))

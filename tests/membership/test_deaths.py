@@ -372,7 +372,7 @@ def test_evidence_opens_the_trace_that_the_world_carries_on() -> None:
     town = ring_of("a-0", "b-0")
     town.kill("b-0")
     town.run(0.0005)
-    assert town.houses[0].view.sight.trace == "00-aa-bb-01"
+    assert town.houses[0].view.sight.trace == f"00-{len(town.log)}-b-01"
     gone(town, "b-0")
     town.run(0.1)
     assert town.houses[0].view.sight.trace == ""

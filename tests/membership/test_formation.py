@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.events import AgentLeft, WorkerCaughtUp
-from support.town import TERMS, Town
+from reknit.core.events import AgentLeft, JobFinished, TargetsSet
+from support.town import TERMS, House, Town
 
 
 def test_the_ring_begins_at_once_when_all_expected_are_there() -> None:
@@ -154,24 +154,26 @@ def test_extras_are_spares_and_a_spare_takes_over() -> None:
 
 
 def test_a_spare_that_has_caught_up_is_preferred_and_those_of_the_beginning_have() -> None:
-    town = Town(min_nodes=1, max_nodes=2, last_call=0.5)
+    town = Town(min_nodes=3, max_nodes=2, last_call=0.5)
     town.begin("a-0", "b-0", "c-0")
-    town.register("d-0")
-    town.run(1.0)
+    town.committed(3)
     town.kill("c-0")
     town.run(1.0)
-    town.register("c-0", 2)
+    town.learn = None
+    town.register("d-0")
+    town.register("e-0")
     town.run(1.0)
-    assert [w for w, role in town.roles.items() if role == "spare"] == ["d-0", "c-0"]
-    town.say(WorkerCaughtUp(worker="c-0", incarnation=2, generation=town.world.generation, step=5))
+    assert town.roles == {"a-0": "active", "b-0": "active", "d-0": "spare", "e-0": "spare"}, "they learn in the ring"
+    town.caught_up("e-0")
     town.kill("a-0")
     town.run(1.0)
-    assert town.members == ["c-0", "b-0", "d-0"]
+    assert town.members == ["e-0", "b-0", "d-0"]
 
 
 def test_spares_of_the_beginning_are_current() -> None:
     town = Town(min_nodes=1, max_nodes=2, spares=1, last_call=0.5)
     town.begin("a-0", "b-0", "c-0")
+    town.learn = None
     town.register("d-0")
     town.run(1.0)
     record = town.houses[0].view.record
@@ -199,19 +201,18 @@ def test_a_refused_worker_is_not_waited_for() -> None:
 def test_scaling_up_tells_every_node_its_number() -> None:
     town = Town(min_nodes=1, max_nodes=2, nproc_per_node=1)
     town.begin("a-0", "b-0")
-    assert town.world.targets == {}
+    assert town.targets == {}
     town.scale(5)
-    town.run(0.5)
-    assert town.world.targets == {"a": 3, "b": 2}
-    assert town.members == ["a-0", "b-0"]
-    assert "scaled to 5 workers" in town.world.reason
+    assert town.until(lambda: bool(town.targets)) < 0.01
+    assert town.targets == {"a": 3, "b": 2}
+    assert "scaled to 5 workers on 2 nodes" in town.reasons
+    town.run(1.0)
+    assert len(town.worlds) == 1, "nobody has come yet"
     for name in ("a-1", "a-2", "b-1"):
         town.register(name)
-    town.run(1.0)
-    assert list(town.roles.values()) == ["active"] * 5
-    worlds = len(town.worlds)
     town.run(10.0)
-    assert len(town.worlds) == worlds
+    assert list(town.roles.values()) == ["active"] * 5
+    assert [w.planned for w in town.worlds] == [False, True], "one world for the state that was asked for"
 
 
 def test_scaling_down_demotes_nobody_and_promotes_no_spare() -> None:
@@ -219,13 +220,61 @@ def test_scaling_down_demotes_nobody_and_promotes_no_spare() -> None:
     town.begin("a-0", "a-1", "b-0", "b-1")
     town.scale(2)
     town.run(0.5)
-    assert town.world.targets == {"a": 1, "b": 1}
+    assert town.targets == {"a": 1, "b": 1}
     assert set(town.roles.values()) == {"active"}
     for name in ("a-1", "b-1"):
         town.leaving(name)
-        town.idle(name)
-    town.run(0.5)
+    for i, name in enumerate(("a-1", "b-1")):
+        town.later(0.03 * i, lambda name=name: town.idle(name))
+    town.run(5.0)
     assert town.members == ["a-0", "b-0"]
+    assert [w.planned for w in town.worlds] == [False, True]
+
+
+def test_targets_are_said_once_and_again_only_when_they_change() -> None:
+    town = Town(houses=2, min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    for number in (3, 3, 4):
+        town.scale(number)
+        town.run(1.0)
+    said = [e for _, e, _ in town.log if isinstance(e, TargetsSet)]
+    assert [e.targets for e in said] == [{"a": 2, "b": 1}, {"a": 2, "b": 2}]
+    assert len(town.worlds) == 1
+    view = town.replay()
+    assert view.record == town.houses[0].view.record
+    town.houses[0] = House(view)
+    town.run(5.0)
+    assert [e for _, e, _ in town.log if isinstance(e, TargetsSet)] == said
+
+
+def test_a_stale_service_cannot_take_targets_back() -> None:
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    town.scale(3)
+    old = town.houses[0].view
+    town.run(1.0)
+    town.scale(2)
+    town.run(1.0)
+    assert town.targets == {"a": 1, "b": 1}
+    town.houses.append(House(old))  # it has heard the first wish only, and asks for the same once more
+    town.run(1.0)
+    assert town.targets == {"a": 1, "b": 1}
+
+
+def test_the_next_run_is_told_targets_anew() -> None:
+    town = Town(min_nodes=1, max_nodes=1)
+    town.begin("a-0")
+    town.scale(2)
+    town.run(1.0)
+    town.say(JobFinished(run="run1", outcome="stopped"))
+    town.submit("run2", max_nodes=1)
+    town.node("a")
+    town.register("a-0", 2)
+    town.run(1.0)
+    town.scale(2)
+    town.run(1.0)
+    said = [(e.run, e.targets) for _, e, _ in town.log if isinstance(e, TargetsSet)]
+    assert said == [("run1", {"a": 2}), ("run2", {"a": 2})]
 
 
 def test_a_new_node_gets_its_share_after_scaling() -> None:
@@ -235,10 +284,10 @@ def test_a_new_node_gets_its_share_after_scaling() -> None:
     town.run(0.5)
     town.node("c")
     town.run(0.5)
-    assert town.world.targets == {"a": 2, "b": 1, "c": 1}
+    assert town.targets == {"a": 2, "b": 1, "c": 1}
     town.node_left("b")
     town.run(0.5)
-    assert town.world.targets == {"a": 2, "c": 2}
+    assert town.targets == {"a": 2, "c": 2}
 
 
 def test_members_carry_what_peers_need() -> None:
@@ -261,20 +310,20 @@ def test_a_node_whose_agent_was_killed_is_said_to_have_left_and_gets_no_target()
     town.begin("a-0", "b-0")
     town.scale(4)
     town.run(1.0)
-    assert town.world.targets == {"a": 2, "b": 2}
+    assert town.targets == {"a": 2, "b": 2}
     town.nodes["b"] = False
     town.kill("b-0", silent=True)
     town.disconnect(town.bodies["b-0"].client_id)
     town.disconnect(0, "agent/b")
     town.run(50.0)
-    assert town.world.targets == {"a": 2, "b": 2}, "it may come back"
+    assert town.targets == {"a": 2, "b": 2}, "it may come back"
     town.run(15.0)
-    assert town.world.targets == {"a": 4}
+    assert town.targets == {"a": 4}
     left = [e for _, e, _ in town.log if isinstance(e, AgentLeft)]
     assert [e.node for e in left] == ["b"]
     town.node("b")
     town.run(1.0)
-    assert town.world.targets == {"a": 2, "b": 2}
+    assert town.targets == {"a": 2, "b": 2}
 
 
 def test_a_living_agent_without_workers_is_no_lost_node() -> None:

@@ -23,15 +23,8 @@ def ring_of(*workers: str, **spec: object) -> Town:
 
 def joins() -> Town:
     town = ring_of("a-0", "b-0")
-    town.join("c-0")
+    town.register("c-0")
     town.until(lambda: "c-0" in town.members)
-    return town
-
-
-def scales() -> Town:
-    town = ring_of("a-0", "b-0")
-    town.scale(4)
-    town.until(lambda: bool(town.world.targets))
     return town
 
 
@@ -51,7 +44,7 @@ def leaves() -> Town:
     return town
 
 
-PLAYED = list(zip(PLANNED, [joins, scales, promotes, leaves], strict=True))
+PLAYED = list(zip(PLANNED, [joins, promotes, leaves], strict=True))
 
 
 @pytest.mark.parametrize(("row", "play"), PLAYED)
@@ -147,7 +140,7 @@ def test_an_agent_that_takes_its_workers_along_is_no_plan() -> None:
 
 def test_a_joiner_that_comes_while_a_link_is_broken_makes_no_plan_of_it() -> None:
     town = ring_of("a-0", "b-0", "c-0")
-    town.join("d-0")
+    town.register("d-0")
     town.run(0.09)
     town.broken("a-0", "b-0")
     town.until(lambda: "d-0" in town.members)

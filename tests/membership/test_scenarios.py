@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.core.events import Event, JobFinished, WorkerRefused, WorkerStuck, WorldChanged
+from reknit.core.events import Event, JobFinished, TargetsSet, WorkerRefused, WorkerStuck, WorldChanged
 from reknit.services.membership.view import View
 from support.town import House, Town
 
@@ -131,11 +131,12 @@ def shown(event: Event) -> str:
     match event:
         case WorldChanged():
             ring = " ".join(m.worker if m.role == "active" else f"({m.worker})" for m in event.members)
-            more = "".join(
-                f" {name}={value}" for name in ("leaving", "targets", "restarts") if (value := getattr(event, name))
-            )
+            more = "".join(f" {name}={value}" for name in ("leaving", "restarts") if (value := getattr(event, name)))
             awaiting = f" awaiting {event.awaiting}" if event.awaiting else ""
-            return f"world {event.generation} {event.status} [{ring}]{more}{awaiting}: {event.reason}"
+            planned = " planned" if event.planned else ""
+            return f"world {event.generation} {event.status}{planned} [{ring}]{more}{awaiting}: {event.reason}"
+        case TargetsSet():
+            return f"targets {event.targets}: {event.reason}"
         case WorkerRefused():
             return f"refused {event.worker}: {event.reason}"
         case JobFinished():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reknit.core.events import (
+    CheckpointRestored,
     DrainAsked,
     JobFinished,
     JobSubmitted,
@@ -75,6 +76,69 @@ def test_a_joiner_is_a_learner_until_it_has_caught_up() -> None:
     assert plan.reason.startswith("c caught up")
 
 
+def test_who_caught_up_outside_has_slots_from_the_first_plan_of_the_world_it_enters() -> None:
+    log = desk("a", "b", "c")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"))
+    assert len(plans(log)) == 1
+    log.publish(world(2, member("a"), member("b"), member("c"), added=("c",), planned=True))
+    (plan,) = plans(log)[1:]
+    assert (plan.generation, plan.version) == (2, 1)
+    assert counts(plan) == {"a": 3, "b": 3, "c": 2}
+
+
+def test_a_spare_that_caught_up_outside_has_no_slots_until_it_is_promoted() -> None:
+    log = desk("a", "b", "c")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"))
+    log.publish(world(2, member("a"), member("b"), member("c", role="spare")))
+    assert counts(plans(log)[-1]) == {"a": 4, "b": 4}
+    assert "c is spare" in plans(log)[-1].reason
+    log.publish(world(3, member("a"), member("c"), removed=("b",)))
+    assert counts(plans(log)[-1]) == {"a": 4, "c": 4}
+
+
+def test_candidates_wait_through_other_changes_of_the_world() -> None:
+    log = desk("a", "b", "c", "d")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"))
+    log.publish(world(2, member("a"), removed=("b",)), world(3, member("a"), member("c"), member("d")))
+    assert counts(plans(log)[-1]) == {"a": 4, "c": 4}
+    log.publish(caught_up("d"))
+    assert counts(plans(log)[-1]) == {"a": 3, "c": 3, "d": 2}
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_registration_takes_back_what_was_said_before_it(again: int) -> None:
+    log = desk("a", "b", "c")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"), registered("c", TERMS, incarnation=again))
+    log.publish(world(2, member("a"), member("b"), member("c", incarnation=again)))
+    assert counts(plans(log)[-1]) == {"a": 4, "b": 4}
+    log.publish(caught_up("c", incarnation=again))
+    assert counts(plans(log)[-1]) == {"a": 3, "b": 3, "c": 2}
+
+
+def test_words_of_one_that_never_registered_or_belongs_to_another_run_count_for_nothing() -> None:
+    log = desk("a", "b")
+    log.publish(world(1, member("a"), member("b")), caught_up("x"), registered("y", TERMS, run="r0"), caught_up("y"))
+    log.publish(world(2, member("a"), member("b"), member("x"), member("y")))
+    assert counts(plans(log)[-1]) == {"a": 4, "b": 4}
+
+
+def test_all_members_lost_while_one_outside_had_caught_up() -> None:
+    log = desk("a", "b", "c", "d")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"))
+    log.publish(world(2, status="paused"), world(3, member("c"), member("d")))
+    assert counts(plans(log)[-1]) == {"c": 8}, "d learns from c"
+    log.publish(caught_up("d"))
+    assert counts(plans(log)[-1]) == {"c": 4, "d": 4}
+
+
+def test_whoever_restored_has_the_state() -> None:
+    log = desk("a", "b", "c", "d")
+    log.publish(world(1, member("a"), member("b")), caught_up("c"))
+    log.publish(world(2, status="paused"), world(3, member("c"), member("d")))
+    log.publish(CheckpointRestored(run="r1", checkpoint="k", step=4, worker="d", generation=3))
+    assert counts(plans(log)[-1]) == {"c": 4, "d": 4}
+
+
 def test_a_learner_stays_one_over_changes_of_the_world() -> None:
     log = desk("a", "b", "c")
     log.publish(world(1, member("a"), member("b")), world(2, member("a"), member("b"), member("c")))
@@ -108,6 +172,12 @@ def test_a_paused_world_has_no_plan_and_keeps_who_is_current() -> None:
     assert len(plans(log)) == 1
     log.publish(world(3, member("a"), member("c")))
     assert counts(plans(log)[-1]) == {"a": 8}
+
+
+def test_who_waited_in_a_paused_world_has_the_state_no_sooner_than_the_others() -> None:
+    log = desk("a", "b")
+    log.publish(world(1, member("a"), status="paused"), world(2, member("a"), member("b")))
+    assert counts(plans(log)[-1]) == {"a": 4, "b": 4}
 
 
 def test_zero_members_are_legal() -> None:

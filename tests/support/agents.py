@@ -24,6 +24,7 @@ from reknit.core.events import (
     JobFinished,
     JobSubmitted,
     Member,
+    TargetsSet,
     Terms,
     WorkerRegistered,
     WorkerStarted,
@@ -187,7 +188,11 @@ class AgentUnderTest:
             address="127.0.0.1:1",
         )
 
-    def world(self, generation: int, *members: Member, targets: dict[str, int] | None = None) -> None:
+    def targets(self, **targets: int) -> None:
+        """Say how many workers each node shall keep, as membership would."""
+        self.publish(TargetsSet(run=self.context.run, targets=targets, reason="the test says so"))
+
+    def world(self, generation: int, *members: Member) -> None:
         """Say what membership would say."""
         self.publish(
             WorldChanged(
@@ -196,7 +201,6 @@ class AgentUnderTest:
                 status="running",
                 members=members,
                 reason="the test says so",
-                targets=targets or {},
             )
         )
 

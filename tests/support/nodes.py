@@ -8,6 +8,7 @@ from typing import TypeVar
 from reknit.core.events import (
     Event,
     Member,
+    TargetsSet,
     Terms,
     WorkerRegistered,
     WorldChanged,
@@ -76,14 +77,15 @@ class Node:
             )
         )
 
-    def world(self, *indexes: int, targets: dict[str, int] | None = None, status: str = "running") -> list[Action]:
+    def targets(self, **targets: int) -> list[Action]:
+        return self.hear(TargetsSet(run="run", targets=targets))
+
+    def world(self, *indexes: int, status: str = "running") -> list[Action]:
         members = tuple(
             Member(worker=p.worker, incarnation=p.incarnation, node="w0", pid=p.pid, address="h:1")
             for p in map(self.place, indexes)
         )
-        return self.hear(
-            WorldChanged(generation=1, run="run", status=status, members=members, targets=targets or {})  # type: ignore[arg-type]
-        )
+        return self.hear(WorldChanged(generation=1, run="run", status=status, members=members))  # type: ignore[arg-type]
 
     def train(self) -> Node:
         """All workers forked, registered and in a world."""

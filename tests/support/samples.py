@@ -44,6 +44,7 @@ from reknit.core.events import (
     SlotNotFinite,
     StepNotFinite,
     StepsCommitted,
+    TargetsSet,
     Terms,
     WorkerCaughtUp,
     WorkerDiverged,
@@ -192,6 +193,7 @@ SAMPLES: tuple[Event | Pulse, ...] = (
         targets={"n1": 2, "n2": 0},
         restarts=5,
     ),
+    TargetsSet(run="r1", targets={"n1": 2, "n2": 0}, reason="scaled to 2 workers", decided_by="membership-1"),
     WorkerRefused(worker="n4-0", incarnation=1, reason="seed is 1 here, 0 in the job", final=False),
     ShardsPlanned(generation=3, version=2, slots=8, ranges=_RANGES, reason="n2-0 is slower"),
     StepsCommitted(

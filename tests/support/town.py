@@ -24,6 +24,7 @@ from reknit.core.events import (
     NodePulse,
     RingBroken,
     StepsCommitted,
+    TargetsSet,
     Terms,
     WorkerCaughtUp,
     WorkerDying,
@@ -40,6 +41,7 @@ from reknit.core.events import (
     kind_of,
 )
 from reknit.core.service import Disconnected, Out, Tick, Told
+from reknit.services.membership import view
 from reknit.services.membership.decide import Dial, decide
 from reknit.services.membership.view import View
 
@@ -95,10 +97,17 @@ class Town:
         self.stale = 0
         self.dials: list[Dial] = []
         self.reasons: list[str] = []
+        self.traces: list[str] = []
+        """Of each world, the traceparent that it was published with."""
         self._worlds: list[WorldChanged] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
+        self._order = itertools.count(1)
         self._client = itertools.count(101)
+        self.learn: float | None = 0.0
+        """Seconds that a newcomer takes to learn, once it has registered and somebody can teach it; None: for ever."""
+        self.holders: set[tuple[str, int]] = set()
+        """Lives that really have the state, whatever the service believes."""
         self._next_tick = self.now
         self._next_beat = self.now + 0.05
         if spec.pop("submit", True):
@@ -135,15 +144,31 @@ class Town:
         self.again(worker, **changes)
         return body
 
-    def join(self, worker: str, incarnation: int = 1, node: str | None = None, **changes: Any) -> Body:
-        """Register a worker that learns in no time."""
-        body = self.register(worker, incarnation, node, **changes)
-        self.caught_up(worker)
-        return body
+    def _study(self, body: Body) -> None:
+        """The body learns: from members of a ring that runs, beside the ring or in it."""
+        life = (body.worker, body.incarnation)
+        if self.bodies.get(body.worker) is not body or not body.beats or life in self.holders:
+            return
+        if self._teachers() and (view.CANDIDATES or life in self._lives(self.world)):
+            self.caught_up(body.worker)
+        else:
+            self.later(0.05, lambda: self._study(body))
+
+    def _teachers(self) -> set[tuple[str, int]]:
+        """Lives that have the state and are in a ring that runs."""
+        if not self.worlds or self.world.status != "running":
+            return set()
+        alive = {(b.worker, b.incarnation) for b in self.bodies.values() if b.beats}
+        return self._lives(self.world) & self.holders & alive
+
+    @staticmethod
+    def _lives(world: WorldChanged) -> set[tuple[str, int]]:
+        return {(m.worker, m.incarnation) for m in world.members}
 
     def caught_up(self, worker: str) -> None:
         """The body has received the state and all results since."""
         body = self.bodies[worker]
+        self.holders.add((worker, body.incarnation))
         generation = self.world.generation if self.worlds else 0
         self.say(
             WorkerCaughtUp(
@@ -170,7 +195,10 @@ class Town:
             "client_id": body.client_id,
             **changes,
         }
+        body.incarnation = values["incarnation"]
         self.say(WorkerRegistered(**values))
+        if self.learn is not None:
+            self.later(self.learn, lambda: self._study(body))
 
     def begin(self, *workers: str) -> WorldChanged:
         """Register these and let the first world be made."""
@@ -296,6 +324,10 @@ class Town:
         return {m.worker: m.role for m in self.world.members}
 
     @property
+    def targets(self) -> dict[str, int]:
+        return next((e.targets for _, e, _ in reversed(self.log) if isinstance(e, TargetsSet)), {})
+
+    @property
     def refusals(self) -> list[WorkerRefused]:
         return [e for _, e, _ in self.log if isinstance(e, WorkerRefused)]
 
@@ -306,7 +338,7 @@ class Town:
     # ---------------------------------------------------------------------------------------------------------- time
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), call))
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), call))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -385,13 +417,15 @@ class Town:
         self.log.append((seq, event, id_))
         if isinstance(event, WorldChanged):
             self._worlds.append(event)
+            if event.status == "running" and not self._teachers():  # they begin together
+                self.holders |= self._lives(event)
         self.ids.add((kind, id_ or f"#{seq}"))
         for house in self.houses:
             self._tell(house, event, seq)
         return True
 
     def _tell(self, house: House, what: Any, seq: int = 0) -> None:
-        decision = decide(house.view, Told(JOB, what, self.now, seq=seq, trace="00-aa-bb-01" if seq else ""))
+        decision = decide(house.view, Told(JOB, what, self.now, seq=seq, trace=f"00-{seq}-b-01" if seq else ""))
         house.view = decision.state
         if decision.reason:
             self.reasons.append(decision.reason)
@@ -406,8 +440,8 @@ class Town:
 
     def _publish(self, out: Out) -> None:
         self.asked += 1
-        if not self.lost:
-            self.say(out.event, out.id, out.expect_last)
+        if not self.lost and self.say(out.event, out.id, out.expect_last) and isinstance(out.event, WorldChanged):
+            self.traces.append(out.trace)
 
     def _answer(self, dial: Dial) -> None:
         body = self.bodies.get(dial.worker)

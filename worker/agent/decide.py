@@ -12,6 +12,7 @@ from reknit.core.events import (
     JobFinished,
     JobStopAsked,
     JobSubmitted,
+    TargetsSet,
     WorkerFailed,
     WorkerFinished,
     WorkerLeaving,
@@ -67,8 +68,8 @@ def _heard(state: State, told: Heard) -> Decision:
             return Decision(replace(state, begun=state.begun or run == state.run))
         case JobFinished(run=state.run) as event if state.mode != "failing":
             return ending.finish(state, event, told.now)
-        case WorldChanged() as event:
-            return world.on_world(state, event, told.now)
+        case WorldChanged() | TargetsSet() as event:
+            return world.decided(state, event, told.now)
         case JobStopAsked(reason=reason, at_once=at_once) if state.begun or told.seq > state.joined:
             return _stop(state, reason, at_once, told.now)
         case event if told.seq > state.joined:

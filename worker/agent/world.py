@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reknit.core.events import WorkerRefused, WorkerRegistered, WorldChanged
+from reknit.core.events import TargetsSet, WorkerRefused, WorkerRegistered, WorldChanged
 
 from .actions import Decision, Say, Watch
 from .ending import ask, kill
 from .state import Place, State, place_id
 
 
+def decided(state: State, event: WorldChanged | TargetsSet, now: float) -> Decision:
+    """Follow what membership has decided."""
+    return on_world(state, event, now) if isinstance(event, WorldChanged) else on_targets(state, event, now)
+
+
 def on_world(state: State, world: WorldChanged, now: float) -> Decision:
-    """Note who of ours is in the new world and who fell out of it; start or drain workers to the number it names."""
+    """Note who of ours is in the new world and who fell out of it."""
     if world.run != state.run:
         return Decision(state)
     decision = Decision(state)
@@ -23,10 +28,15 @@ def on_world(state: State, world: WorldChanged, now: float) -> Decision:
             decision = Decision(decision.state.with_place(inside), decision.do)
         elif place.member and world.status != "finished":
             decision = _fell_out(decision.state, place, world, now).onto(decision.do)
-    target = world.targets.get(state.node)
-    if target is None or target == state.target:
-        return decision
-    return _to_target(replace(decision.state, target=target), target, now).onto(decision.do)
+    return decision
+
+
+def on_targets(state: State, event: TargetsSet, now: float) -> Decision:
+    """Start or drain workers to the number that membership names for our node."""
+    target = event.targets.get(state.node)
+    if event.run != state.run or target is None or target == state.target:
+        return Decision(state)
+    return _to_target(replace(state, target=target), target, now)
 
 
 def on_registered(state: State, event: WorkerRegistered) -> Decision:

@@ -432,12 +432,22 @@ class WorldChanged(Event, frozen=True, tag="world.changed"):
     leaving: tuple[str, ...] = ()
     """Members that shall get no slots from the next plan on."""
     targets: dict[str, int] = {}
-    """Node -> number of workers that its agent shall keep alive (empty: the agent's own nproc)."""
+    """Of older logs; today `world.targets` says it without a new world."""
     restarts: int = 0
     """Job-wide restarts after failures so far."""
     planned: bool = False
     """Nobody of the world before is lost: who is linked in that one finishes its step there and goes over at a step
     boundary. False: the links of the world before are dead or in doubt."""
+
+
+class TargetsSet(Event, frozen=True, tag="world.targets"):
+    """How many workers each node shall keep. Appended with compare-and-set on the previous one; the world stays."""
+
+    run: str
+    targets: dict[str, int] = {}
+    """Node -> number of workers that its agent shall keep alive; a node that is not named keeps what it has."""
+    reason: str = ""
+    decided_by: str = ""
 
 
 class WorkerRefused(Event, frozen=True, tag="world.refused"):
@@ -705,7 +715,7 @@ WorkerEvent = (
     | WorkerUnreachable
 )
 RingEvent = RingBroken | RingLinked | RingRecovered
-WorldEvent = WorldChanged | WorkerRefused
+WorldEvent = WorldChanged | TargetsSet | WorkerRefused
 ShardsEvent = ShardsPlanned | StepsCommitted | StepNotFinite | EpochFinished
 CheckpointEvent = (
     CheckpointRequested
