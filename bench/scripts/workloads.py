@@ -44,6 +44,18 @@ def mlp() -> nn.Module:
     )
 
 
+def wide() -> nn.Module:
+    """1024-4096-4096-1000: 25.1 M parameters, light on compute for their number."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000))
+
+
+def wide_vectors() -> TensorDataset:
+    """Random vectors (2048, 1024) and labels (2048,) of 1000 classes."""
+    draw = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(2048, 1024, generator=draw), torch.randint(1000, (2048,), generator=draw))
+
+
 def vectors(samples: int = 8192) -> TensorDataset:
     """Random vectors (samples, 256) and labels (samples,) of 10 classes."""
     draw = torch.Generator().manual_seed(1)
@@ -106,6 +118,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 WORKLOADS = {
     "mlp": Workload(mlp, vectors, nn.functional.cross_entropy),
+    "wide": Workload(wide, wide_vectors, nn.functional.cross_entropy),
     "conv": Workload(conv, images, nn.functional.cross_entropy),
     "transformer": Workload(transformer, texts, next_token_loss),
 }

@@ -7,7 +7,6 @@ import os
 import exact
 import machine
 import pytest
-import rebuilds
 import throughput
 from figures import median_and_max, slope
 
@@ -62,11 +61,3 @@ def test_throughput_counts_the_quiet_rounds_if_there_are_two():
 def test_what_others_use_is_what_is_not_ours():
     before, after = machine.Busy(10.0, 100.0, {1: 5.0, 2: 50.0}), machine.Busy(12.0, 103.0, {1: 6.5, 3: 0.5})
     assert after.others_since(before) == pytest.approx(1.0 / (2 * (os.cpu_count() or 1)))
-
-
-def test_a_leak_is_a_slope():
-    samples = rebuilds.Samples([1, 2, 3, 4], [10, 11, 12, 13], [5, 5, 5, 5], [1000, 1000, 1000, 1000])
-    growth = samples.growth()
-    assert (growth["fds_per_change"], growth["threads_per_change"]) == (1.0, 0.0)
-    assert rebuilds.leaks({"worker": growth, "changes": 4}) == ["fds_per_change 1.0, limit 0.02"]
-    assert rebuilds.leaks({"worker": growth, "changes": 2}) == []
