@@ -199,6 +199,8 @@ class Candidate:
         with self._cv:
             while self._running and (not self._members or (self._ended and self._ended >= self._generation)):
                 self._cv.wait()
+            if not self._running:
+                return None
             ending = self._ending
             if ending and (failed >= len(self._members) or self._held is None):
                 self._gave_up = ending
@@ -206,8 +208,6 @@ class Candidate:
                 while self._running and self._ending == ending:
                     self._cv.wait()
                 return [], 0, False
-            if not self._running:
-                return None
             return spread(self._members, self._worker, self._turn), self._generation, bool(ending)
 
     def _read(self, feeder: Member, generation: int, *, ending: bool) -> None:
