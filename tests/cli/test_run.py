@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -181,6 +182,12 @@ def test_a_second_launcher_joins_as_another_node_and_goes_on_when_the_first_leav
     place.nothing_left()
 
 
+def noted(place: Place, job: str) -> set[int]:
+    """Processes that run.json tells of."""
+    nodes = json.loads((place.home / "jobs" / job / "run.json").read_text())["nodes"].values()
+    return {mark["pid"] for node in nodes for mark in node["children"]}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_broker_services_and_agent_come_back(place: Place) -> None:
@@ -195,6 +202,7 @@ def test_broker_services_and_agent_come_back(place: Place) -> None:
         os.kill(pid, signal.SIGKILL)
         run.until(said)
         until(lambda what=what, pid=pid: [p for p in place.pids(what) if p != pid], f"a new {what}")
+        until(lambda what=what: set(place.pids(what)) <= noted(place, "j"), f"{what} in run.json")
     agent = min(place.pids("reknit.worker.agent"))
     os.kill(agent, signal.SIGKILL)
     run.until("agent (pid")

@@ -125,7 +125,7 @@ class Launch:
         self._live = True
         await bus.pulses(self._felt, job=self._order.job)
         await self._plane.serve(bus)
-        self._watch = asyncio.create_task(self._plane.watch(bus))
+        self._watch = asyncio.create_task(self._plane.watch(bus, self._note))
         if not self._signals:
             await self._keeper.keep(self._agent(), self._agent_is_done)
             self._note()

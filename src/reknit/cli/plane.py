@@ -78,8 +78,12 @@ class Plane:
     @property
     def marks(self) -> tuple[Mark, ...]:
         """The broker's process, if it is ours."""
-        pid = self._broker.pid if self._broker else None
+        pid = self._broker_pid
         return (Mark.of(pid, "broker"),) if pid else ()
+
+    @property
+    def _broker_pid(self) -> int | None:
+        return self._broker.pid if self._broker else None
 
     @property
     def _page_file(self) -> Path:
@@ -181,9 +185,10 @@ class Plane:
 
     # ------------------------------------------------------------------------------------------------------- watch
 
-    async def watch(self, bus: Bus) -> None:
-        """Keep the broker and the services alive until cancelled."""
+    async def watch(self, bus: Bus, moved: Callable[[], None]) -> None:
+        """Keep broker and services alive until cancelled; `moved` is called when the broker is another process."""
         asked = time.monotonic()
+        noted = self._broker_pid
         tended = asked
         pause = 0.1
         while True:
@@ -197,6 +202,9 @@ class Plane:
                 if time.monotonic() - tended >= ASK_EVERY:
                     tended = time.monotonic()
                     self._tend()
+                if self._broker_pid != noted:
+                    noted = self._broker_pid
+                    moved()
                 pause = 0.1
             except ReknitError as error:
                 self._say(f"the broker cannot be started again: {error}", True)

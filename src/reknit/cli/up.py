@@ -146,7 +146,7 @@ class _Supervisor:
                 )
             self._up = True
             self._note()
-            watch = asyncio.create_task(self._plane.watch(bus))
+            watch = asyncio.create_task(self._plane.watch(bus, self._note))
             await self._stop.wait()
             watch.cancel()
         finally:
