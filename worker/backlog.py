@@ -30,6 +30,11 @@ class Limit:
         return results > self.least and (results > self.most or results * each > self.bytes)
 
 
-def default_limit() -> Limit:
-    """At most 1 GiB, and no more than a quarter of the memory that is free now."""
+def of_a_feed() -> Limit:
+    """Of one feed: at most 1 GiB, and no more than a quarter of the memory that is free now."""
     return Limit(min(_BYTES, free_memory() // _SHARE))
+
+
+def of_a_candidate() -> Limit:
+    """Of a candidate: a quarter of the memory that is free now, since several results come while it gets the state."""
+    return Limit(free_memory() // _SHARE)

@@ -23,7 +23,7 @@ from reknit.core.errors import WireError
 from reknit.core.events import Member
 
 from . import side
-from .backlog import Limit, default_limit
+from .backlog import Limit, of_a_candidate
 from .exchange import Exchange, Result
 from .learning import Fetcher
 from .parts import spread
@@ -239,7 +239,7 @@ class Candidate:
     def _begin_anew(self, first: int, chain: int) -> None:
         with self._cv:
             self._held, self._chain, self._first = first - 1, chain, first
-            self._limit = self._given_limit or default_limit()
+            self._limit = self._given_limit or of_a_candidate()
             self.begun += 1
         self._fetcher.forget()
         self._anew(first, chain)

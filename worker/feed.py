@@ -24,7 +24,7 @@ from typing import Any
 from reknit.core.events import WorldChanged
 
 from . import side
-from .backlog import Limit, default_limit
+from .backlog import Limit, of_a_feed
 from .exchange import Exchange, Result
 from .ring import resend
 from .ring.hello import Hello
@@ -56,7 +56,7 @@ class Feeder:
         """Begin a feed for every feed connection that waits at the listener (any thread)."""
         while (taken := listener.take_any("feed")) is not None:
             claim, sock = taken
-            feed = _Feed(self._shared, claim, sock, self._limit or default_limit())
+            feed = _Feed(self._shared, claim, sock, self._limit or of_a_feed())
             with self._shared.cv:
                 if self._closed or len(self._feeds) >= _MOST_FEEDS:
                     sock.close()
@@ -237,5 +237,7 @@ class _Feed:
             side.send(sock, {"end": end[0], "generation": end[1]})
             return False
         if not news:
+            if side.pending(sock):  # it has nothing more to say: it has closed
+                return False
             side.send(sock, {"alive": newest})
         return True

@@ -161,13 +161,9 @@ def receive_into(sock: socket.socket, view: memoryview, each: Callable[[memoryvi
 
 def pending(sock: socket.socket) -> bool:
     """True if the peer has sent something, or has closed: whoever waits for something else should look at it."""
-    try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    poll = select.poll()  # `recv` with MSG_DONTWAIT would wait all the same: for the socket's timeout
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def shutdown(sock: socket.socket | None) -> None:

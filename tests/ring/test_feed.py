@@ -197,31 +197,19 @@ def test_one_that_reads_a_byte_at_a_time_is_cut_off_too(big, monkeypatch):
     assert living.held == 0
 
 
-def test_one_that_reads_in_time_hears_why_it_is_cut_off(big):
+def test_one_that_goes_on_reading_hears_why_it_is_cut_off(big):
     member = big.members["m0"]
     sock, _ = begin(member.member)
     with sock:
         big.advance(30)
         read = []
-        with pytest.raises(KeyError):
-            while True:
-                read.append(next_result(sock)[0].step)
-        # what had been given to the kernel came whole, in order; then the reason
+        while "result" in (message := next_message(sock)):
+            read.append(resend.unpack(message["result"]).step)
+            side.receive_into(sock, memoryview(bytearray(message["bytes"])))
+    # what was on its way came whole, in order; then the reason
     assert read == list(range(len(read)))
     assert len(read) < 30
-
-
-def test_the_reason_says_how_far_behind():
-    course = Course(["m0"], Truth(BIG), limit=Limit(8 << 20))
-    try:
-        sock, _ = begin(course.members["m0"].member)
-        with sock:
-            course.advance(30)
-            while "cut" not in (message := next_message(sock)):
-                side.receive_into(sock, memoryview(bytearray(message["bytes"])))
-        assert message["cut"] == "too far behind: 5 results wait (10.0 MB)"
-    finally:
-        course.close()
+    assert message["cut"].startswith("too far behind: ")
 
 
 def test_results_of_any_size_may_wait_in_twos():
@@ -274,6 +262,6 @@ def test_closing_a_member_ends_its_feeds_at_once(course):
     assert len(course.members["m0"].feeder.fed) == 3
     course.members.pop("m0").close()
     for sock in socks:
-        with sock, pytest.raises((side.Broken, OSError)):
-            while True:
-                side.receive(sock)
+        with sock, contextlib.suppress(OSError):
+            while sock.recv(1 << 16):
+                pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -16,7 +17,7 @@ def test_parts_are_the_whole_without_overlap_and_cut_at_cache_lines(size, parts)
     spans = [span(size, part, parts) for part in range(parts)]
     assert spans[0][0] == 0
     assert spans[-1][1] == size
-    assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert all(first % 64 == 0 or first == size for first, _ in spans)
     lengths = [end - first for first, end in spans]
     assert max(lengths) - min(lengths) <= 64 + 64  # the last line may be a short one

@@ -1,4 +1,4 @@
-"""A run without a ring: members that complete the same results in lockstep, feed and teach; candidates that follow them.
+"""A run without a ring: members complete the same results in lockstep, feed and teach; candidates follow them.
 
 Results are functions of their step, so the right weights of every step are known (`Truth`). Sockets, threads, exchange,
 feeder, teacher and candidate are the real ones.
@@ -178,6 +178,11 @@ class PretendMember(Script):
         self.shared.complete(result)
         self.feeder.committed(result)
 
+    def wait_for(self, step: int) -> None:
+        """Wait until the script has applied everything before `step`."""
+        wait_until(lambda: self.shared.main_step == step or self.error or self.shared.closed)
+        assert self.error is None, self.error
+
     def close(self) -> None:
         self.stop()
         self.feeder.close()
@@ -243,10 +248,8 @@ class Course:
             for member in list(self.members.values()):
                 member.complete(self.step)
             self.step += 1
-            step = self.step
             for member in list(self.members.values()):
-                wait_until(lambda member=member: member.shared.main_step == step or member.error or member.shared.closed)
-                assert member.error is None, member.error
+                member.wait_for(self.step)
 
     def go(self, pace: float = 0.0) -> None:
         self._running = True

@@ -41,7 +41,7 @@ class Meddler:
 
     def cut(self) -> None:
         """Break all connections, with a reset."""
-        for sock in self._socks:
+        for sock in list(self._socks):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with contextlib.suppress(OSError):
@@ -53,6 +53,7 @@ class Meddler:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        self._threads[0].join(10)
         self.cut()
         for thread in self._threads:
             thread.join(10)
