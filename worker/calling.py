@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reknit.core.events import CheckpointRestored, Member, WorldChanged
+from reknit.core.events import CheckpointRestored, Member, WorkerDiverged, WorldChanged
 
 from .exchange import Exchange, Result
 from .identity import Identity
 from .learning import Learner
 from .ledger import Pending
 from .ports import Outlet
-from .ring import resend, roll_call
+from .ring import chain, resend, roll_call
+from .ring.link import LinkBroken
 from .ring.linking import WorldMoved
 from .ring.neighbours import Neighbours
 from .ring.pieces import Piece
@@ -71,14 +72,21 @@ class Caller:
         Raises:
             WorldMoved: a newer world arrived meanwhile.
             LinkBroken: a neighbour is gone or broke the protocol.
-            Diverged: members hold different results and nobody can say which is right.
+            Diverged: members hold different results or weights and nobody can say which are right.
         """
         decision = self._roll(world)
-        while decision.leader:
-            if decision.leader == self._identity.worker:
-                self._lead()
-            decision = self._roll(world)
+        try:
+            while decision.leader or decision.ask:
+                if decision.leader == self._identity.worker:
+                    self._lead()
+                if self._identity.worker in decision.ask:
+                    self._shared.ask(wanted=True)
+                    self._shared.own_weights()
+                decision = self._roll(world)
+        finally:
+            self._shared.ask(wanted=False)
         self._adopt(world, decision)
+        self._name_diverged(world, decision)
         if decision.donor:
             self._send_again([m.worker for m in world.members], decision)
         return decision
@@ -111,12 +119,21 @@ class Caller:
                 computed=tuple(sorted(shared.computed)),
                 plan=plan,
                 chain=shared.chain,
-                digest=self.fresh_digest if shared.step == 0 and not shared.taught else 0,
+                digest=self._fresh(),
                 memory=shared.step - 1 if shared.whole else -1,
                 restorable=self.restorable,
                 leaving=bool(shared.leaving),
                 finished=shared.main_step is not None and shared.main_step >= shared.total,
+                weights=shared.weights.of(shared.step),
+                state=shared.weights.state if shared.weights.of(shared.step) else 0,
+                vouched=shared.weights.vouched,
+                doubt=shared.weights.doubt,
             )
+
+    def _fresh(self) -> int:
+        """Digest of the state that this worker was built with, as long as nothing has happened to it."""
+        shared = self._shared
+        return self.fresh_digest if shared.step == 0 and not shared.taught and shared.weights.vouched else 0
 
     def _lead(self) -> None:
         """Nobody has the run's state: what this worker has, or restores, is the run's from now on."""
@@ -167,6 +184,28 @@ class Caller:
         if teacher is not None:
             self._learner.learn(teacher, world.generation, decision.step)
 
+    def _name_diverged(self, world: WorldChanged, decision: Decision) -> None:
+        """Whoever had other bits than the right ones is told to the job, once: by the first of the others."""
+        right = [m.worker for m in world.members if m.worker in decision.current]
+        if right[:1] != [self._identity.worker]:
+            return
+        members = {m.worker: m for m in world.members}
+        for found in decision.diverged:
+            self._outlet.post(
+                WorkerDiverged(
+                    worker=found.worker,
+                    incarnation=members[found.worker].incarnation,
+                    node=members[found.worker].node,
+                    generation=world.generation,
+                    step=decision.furthest if found.what == "result" else decision.step,
+                    what=found.what,
+                    digest=found.digest,
+                    right=found.right,
+                    by=found.by,
+                    observer=self._identity.worker,
+                )
+            )
+
     def _send_again(self, ring: list[str], decision: Decision) -> None:
         """The furthest result goes round once more, for those that lack it."""
         shared = self._shared
@@ -175,6 +214,7 @@ class Caller:
         if me == decision.donor:
             assert links.following is not None
             held = shared.results[decision.furthest]
+            self._check_kept(held)
             held.ticket = resend.send(links.following, held.of, held.buffer, self._cut)
             held.link = links.following
             return
@@ -182,9 +222,28 @@ class Caller:
         onward = links.following if ring[(ring.index(me) + 1) % len(ring)] != decision.donor else None
         buffer = shared.buffer()
         committed, ticket = resend.receive(links.previous, onward, decision.furthest, self._cut, buffer)
+        if chain.follow(committed.settled.chain, buffer) != committed.chain:
+            raise LinkBroken("previous", f"diverged: the result of step {decision.furthest} arrived other than it was")
         if me in decision.lacking:
             self._commit(Result(buffer, committed, onward, ticket))
             shared.adopt(decision.step, decision.owners)
+
+    def _check_kept(self, held: Result) -> None:
+        """A result that has changed while it was kept is not sent; it is lost, and so is who has yet to apply it.
+
+        Raises:
+            LinkBroken: it has changed: the roll is called anew.
+        """
+        if chain.follow(held.of.settled.chain, held.buffer) == held.of.chain:
+            return
+        shared, step = self._shared, held.of.step
+        why = f"diverged: the result of step {step} has changed while it was kept"
+        with shared.cv:
+            if shared.main_step is not None and shared.main_step > step:
+                shared.results.pop(step)
+            else:
+                shared.stray(why)
+        raise LinkBroken("next", why)
 
 
 def member_of(world: WorldChanged, shared: Exchange) -> Member | None:

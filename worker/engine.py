@@ -19,7 +19,7 @@ from .identity import Identity
 from .learning import Learner
 from .ledger import Pending, Record
 from .ports import Outlet, Span
-from .ring import control, reduction
+from .ring import control, reduction, roll_call
 from .ring.control import Plan, Settled, Wishes
 from .ring.link import LinkBroken
 from .ring.linking import WorldMoved
@@ -29,6 +29,7 @@ from .ring.pieces import Buffer
 from .ring.resend import Committed
 from .ring.roll_call import Decision
 from .ring.token import circulate
+from .ring.vote import Diverged
 
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
@@ -98,6 +99,7 @@ class Engine:
             commit=lambda result: self._commit(result, publish=False),
         )
         self._evicted = 0
+        shared.on_stray = self.neighbours.abort
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
 
     # ------------------------------------------------------------------------------------ from other threads
@@ -280,6 +282,7 @@ class Engine:
             settle=lambda wishes: control.settle(
                 wishes, owners, self.slots, generation=world.generation, ring=ring, current=decision.current
             ),
+            witness=lambda: shared.own_weights() if self.identity.worker in decision.current else 0,
         )
         try:
             settled, chain = work.run()
@@ -309,6 +312,7 @@ class Engine:
 
     def _wishes(self) -> Wishes:
         shared = self.shared
+        weights = self._own_weights()
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
@@ -316,9 +320,28 @@ class Engine:
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
                 chain=shared.chain,
+                weights=weights,
                 notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
             )
+
+    def _own_weights(self) -> int:
+        """The digest of the weights that our slots were computed with, 0 if we computed none.
+
+        Raises:
+            Diverged: they changed meanwhile, and nobody is here who could have the right ones.
+        """
+        shared = self.shared
+        if not shared.own_slots():
+            return 0
+        digest = shared.own_weights()
+        if shared.weights.doubt and self.neighbours.following is None:
+            raise Diverged(
+                f"the weights changed while step {shared.step} was computed with them, and no other worker has them",
+                hint="bad memory, or a script that changes weights through .data in its forward pass "
+                "(then run it with --no-verify-weights); the run goes back to its last checkpoint",
+            )
+        return digest
 
     def _commit(self, result: Result, *, publish: bool) -> None:
         shared = self.shared
@@ -362,7 +385,10 @@ class Engine:
         if ring[0] == self.identity.worker:
             self._store_ledger()
         links = self.neighbours
-        circulate(ring.index(self.identity.worker), len(ring), links.previous, links.following, True)
+        mine = [shared.own_weights(), shared.weights.state]
+        ends = circulate(ring.index(self.identity.worker), len(ring), links.previous, links.following, mine)
+        if not roll_call.agreed([(int(weights), int(state)) for weights, state in ends]):
+            raise LinkBroken("previous", f"diverged: the states after step {shared.total - 1} are not equal")
         self._part()
 
     def _store_ledger(self) -> None:
@@ -396,7 +422,9 @@ class Engine:
             if self.shared.moved() or shared.upcoming is not None:
                 return
         following = self.neighbours.following
-        if following is not None and following.failure:
+        if shared.weights.stray:
+            broken = LinkBroken(broken.side, shared.weights.stray)
+        elif following is not None and following.failure:
             broken = LinkBroken("next", following.failure)
         ring = [m.worker for m in world.members]
         place = ring.index(self.identity.worker)

@@ -25,6 +25,7 @@ from reknit.worker.exchange import (
     Leave,
     Load,
     Restore,
+    Verify,
 )
 from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
@@ -61,7 +62,14 @@ class PretendWorker:
     """One worker: an engine and a main thread that runs a pretend training loop."""
 
     def __init__(
-        self, name: str, *, slots: int, total: int, used: Callable[[int], int] | None = None, seed: int = 0
+        self,
+        name: str,
+        *,
+        slots: int,
+        total: int,
+        used: Callable[[int], int] | None = None,
+        seed: int = 0,
+        verify: bool = True,
     ) -> None:
         self.name = name
         self.slots = slots
@@ -76,7 +84,10 @@ class PretendWorker:
         self.paused = False
         self.trail: list[str] = []
         self.hold: Callable[[int, int], None] = lambda step, slot: None
+        self.meddle: Callable[[str, int], None] = lambda when, step: None
+        self.doubts = False
         self.shared = Exchange(name, 1, SHAPE, used or (lambda step: slots), total)
+        self.shared.weights.verify = verify
         self.teacher = Teacher(self.shared)
         self.listener = Listener("job", name, "secret", "127.0.0.1", self._arrived)
         identity = Identity("job", "run", name, name, "secret")
@@ -160,6 +171,12 @@ class PretendWorker:
                     shared.begin(state.step)
                 case Begin(step):
                     shared.begin(step)
+                case Verify(step):
+                    self.meddle("verify", step)
+                    self.note(f"verify {step}", self.weights)
+                    digest = int(self.digest[:16], 16) or 1
+                    shared.verified(step, digest, doubt=self.doubts, state=digest if step == shared.total else 0)
+                    self.meddle("verified", step)
                 case Copy(step):
                     shared.copying(step)
                     raw = self.weights.tobytes() + self.counter.to_bytes(8, "little")
@@ -168,6 +185,7 @@ class PretendWorker:
                     )
                 case Compute(step, slot):
                     self.hold(step, slot)
+                    self.meddle("compute", step)
                     self.note(f"compute {step}.{slot}", self.weights)
                     buffer = shared.buffer()
                     buffer[: 4 * FLOATS] = gradient(step, slot, self.weights).view(np.uint8)
@@ -175,12 +193,15 @@ class PretendWorker:
                     buffer[4 * FLOATS + 16 :].view(np.int64)[:] = step * 100 + slot
                     self.computed.append((step, slot))
                     shared.put(step, slot, buffer)
+                    self.meddle("put", step)
                 case Apply(step, result):
+                    self.meddle("apply", step)
                     total = result.buffer[: 4 * FLOATS].view(np.float32)
                     self.weights = self.weights - np.float32(1e-3) * total / np.float32(self.slots)
                     self.counter += int(result.buffer[4 * FLOATS + 16 :].view(np.int64)[0])
                     self.applied.append(step)
                     self.note(f"apply {step}", self.weights)
+                    self.meddle("applied", step)
                     shared.begin(step + 1)
                 case Leave(reason):
                     self.outcome = f"left: {reason}"

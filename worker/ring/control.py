@@ -77,6 +77,7 @@ class Settled:
         ledger: ledger records up to this step may be forgotten.
         stop: everybody leaves after this step.
         chain, weights: as in the wishes.
+        after: result chain after this step, as the last active has it: who got another result was sent it wrong.
         switch: the ring is left for that of this generation after this step; 0: it goes on.
         metrics: global means of what the slots' notes tell.
         nonfinite: (slot, sample ids) of slots whose gradient or loss was not finite.
@@ -92,6 +93,7 @@ class Settled:
     switch: int = 0
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     nonfinite: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    after: int = 0
 
 
 def merge(a: Wishes, b: Wishes) -> Wishes:
@@ -224,6 +226,7 @@ def encode(control: Wishes | Settled) -> bytes:
             control.switch,
             dict(control.metrics),
             [[slot, list(samples)] for slot, samples in control.nonfinite],
+            control.after,
         ]
     )
 
@@ -249,7 +252,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 int(switch),
             )
         if plain[0] == "settled":
-            _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite = plain
+            _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, after = plain
             return Settled(
                 ranges_from_plain(owners),
                 frozenset(leaving),
@@ -261,6 +264,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 int(switch),
                 {str(k): float(v) for k, v in metrics.items()},
                 tuple((int(slot), tuple(map(int, samples))) for slot, samples in nonfinite),
+                int(after),
             )
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"control piece does not fit: {error}") from error

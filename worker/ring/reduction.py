@@ -85,6 +85,8 @@ class Reduction:
         wishes: this worker's wishes, asked for when its turn comes: its own slots are computed then.
         settle: the last active's decision from all wishes.
         samples: sample ids of a slot, asked for only if its gradient is not finite.
+        witness: blocks until a worker that computes nothing has looked at its weights; their digest, 0: it cannot tell.
+            Asked for only where a sole active's weights would be compared with nobody's.
         doubt: the fold, as far as it went here, may hold NaN or Inf.
     """
 
@@ -100,6 +102,7 @@ class Reduction:
     wishes: Callable[[], Wishes]
     settle: Callable[[Wishes], Settled]
     samples: Callable[[int], tuple[int, ...]] = lambda _slot: ()
+    witness: Callable[[], int] = lambda: 0
     doubt: bool = False
 
     def run(self) -> tuple[Settled, int]:
@@ -116,7 +119,7 @@ class Reduction:
         if where.place == 0:
             self._begin(digest)
             if where.last == 0:
-                return self._settle_alone(), digest.intdigest()
+                return self._settle_alone(digest.intdigest()), digest.intdigest()
         settled: Settled | None = None
         own: Sequence[Buffer] | None = None
         expect = {Kind.REDUCE: 0, Kind.FINAL: 0}
@@ -131,11 +134,11 @@ class Reduction:
                 if own is None:
                     own = self.own()
                 if control_piece:
-                    settled = self._pass_wishes(previous.receive_payload(header)) or settled
+                    settled = self._pass_wishes(previous.receive_payload(header), digest.intdigest()) or settled
                 else:
                     self._add(header.piece, own, digest)
             elif control_piece:
-                settled = self._take_settled(previous.receive_payload(header))
+                settled = self._take_settled(previous.receive_payload(header), digest.intdigest())
             else:
                 self._take_final(header.piece, digest)
             expect[header.kind] += 1
@@ -157,9 +160,9 @@ class Reduction:
         if not final:
             self._send(kind, len(self.cut), covered, control.encode(self._tell()))
 
-    def _settle_alone(self) -> Settled:
+    def _settle_alone(self, after: int) -> Settled:
         """Alone among actives: what we settle goes all the way round."""
-        settled = self.settle(self._tell())
+        settled = dataclasses.replace(self.settle(self._tell()), after=after)
         self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
         if self.previous is not None:
             header = self.previous.receive_header()
@@ -167,14 +170,15 @@ class Reduction:
             self.previous.receive_payload(header)
         return settled
 
-    def _pass_wishes(self, payload: bytes) -> Settled | None:
+    def _pass_wishes(self, payload: bytes, after: int) -> Settled | None:
         heard = _decoded(payload, Wishes)
-        self._compare(heard.chain)
-        merged = control.merge(heard, self._tell())
+        mine = self._tell()
+        self._compare(heard, mine.weights)
+        merged = control.merge(heard, mine)
         if self.where.place != self.where.last:
             self._send(Kind.REDUCE, len(self.cut), self.where.before + self.where.own, control.encode(merged))
             return None
-        settled = self.settle(merged)
+        settled = dataclasses.replace(self.settle(merged), after=after)
         self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
         return settled
 
@@ -190,19 +194,30 @@ class Reduction:
                 notes[slot] = dataclasses.replace(note, nonfinite=self.samples(slot))
         return dataclasses.replace(wishes, notes=tuple(notes[slot] for slot in sorted(notes)))
 
-    def _take_settled(self, payload: bytes) -> Settled:
+    def _take_settled(self, payload: bytes, after: int) -> Settled:
         settled = _decoded(payload, Settled)
-        self._compare(settled.chain)
+        self._compare(settled, self.witness() if self.where.last == 0 else 0)
+        if settled.after != after:
+            raise LinkBroken(
+                "previous",
+                f"diverged: the result of step {self.step} arrived here with chain {after:016x}, "
+                f"the last active has {settled.after:016x}",
+            )
         if self.where.passes_final or self.where.last == 0:
             self._send(Kind.FINAL, len(self.cut), self.slots, payload)
         return settled
 
-    def _compare(self, chain: int) -> None:
+    def _compare(self, told: Wishes | Settled, weights: int) -> None:
         """Stop before a difference spreads: the roll call that follows finds out who is wrong."""
-        if chain != self.chain:
+        if told.chain != self.chain:
             raise LinkBroken(
                 "previous",
-                f"diverged: before step {self.step} the result chain is {chain:016x} there and {self.chain:016x} here",
+                f"diverged: before step {self.step} the chain is {told.chain:016x} there and {self.chain:016x} here",
+            )
+        if told.weights and weights and told.weights != weights:
+            raise LinkBroken(
+                "previous",
+                f"diverged: step {self.step} was computed with weights {told.weights:016x} there, {weights:016x} here",
             )
 
     def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:

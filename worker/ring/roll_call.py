@@ -18,7 +18,7 @@ from . import control, vote
 from .control import Plan
 from .vote import Diverged, Wrong
 
-__all__ = ["Decision", "Diverged", "Entry", "decide", "entry_from_plain", "entry_to_plain", "heal"]
+__all__ = ["Decision", "Diverged", "Entry", "agreed", "decide", "entry_from_plain", "entry_to_plain", "heal"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,6 +188,17 @@ def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, .
     wrong = {w.worker for w in found}
     states = [vote.Ballot(e.worker, e.state, e.vouched) for e in rest if e.worker not in wrong and e.state]
     return (*found, *vote.minority("state", f"after step {furthest}", states)), ()
+
+
+def agreed(ends: Sequence[tuple[int, int]]) -> bool:
+    """True if a run may end with what its workers have: (digest of the weights, of the whole state), one each.
+
+    Where only states differ and no majority says which is right, there is nothing to mend it with: the weights are.
+    """
+    if len({weights for weights, _ in ends}) > 1:
+        return False
+    states = [vote.Ballot(str(number), state) for number, (_, state) in enumerate(ends) if state]
+    return not vote.minority("state", "", states)
 
 
 def _asking(furthest: int, ask: tuple[str, ...]) -> Decision:
