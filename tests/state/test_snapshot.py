@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from reknit.core.errors import StateError
 from reknit.worker import snapshot as module
+from reknit.worker.parts import span
 from reknit.worker.snapshot import Snapshot, SnapshotMemory, Snapshotter, free_memory
 from reknit.worker.state import load
 from reknit.worker.tracked import Tracked
@@ -136,6 +138,34 @@ def test_prepared_memory_is_the_one_that_is_used() -> None:
     snapshot = take(snapshotter, 1)
     assert restored(snapshot) == 1
     assert len(snapshotter._idle) == 0
+
+
+def test_a_part_is_copied_into_memory_that_was_made_ready_for_it_and_given_back_after_it() -> None:
+    model = Model(1)
+    snapshotter = Snapshotter(Tracked(model=model))
+    whole = bytes(take(snapshotter, 1).memory)
+    held = snapshotter.ready(3)
+    assert isinstance(held, SnapshotMemory)
+    place = torch.frombuffer(held.reserve(1), dtype=torch.uint8).data_ptr()
+    future = snapshotter.begin(1, chain=1, generation=2, which=lambda size: span(size, 1, 3))
+    snapshotter.wait()
+    part = future.result(0)
+    first, end = span(len(whole), 1, 3)
+    assert (part.first, bytes(part.memory)) == (first, whole[first:end])
+    assert address(part) == place
+    part.release()
+    assert held.size == 0
+
+
+def test_memory_made_ready_for_nothing_is_gone_with_its_learner() -> None:
+    snapshotter = Snapshotter(Tracked(model=Model(1)))
+    snapshotter.measure()
+    gone = weakref.ref(snapshotter.ready(1))
+    gc.collect()
+    assert gone() is None
+    future = snapshotter.begin(1, chain=1, generation=2, which=lambda size: span(size, 0, 1))
+    snapshotter.wait()
+    assert restored(future.result(0)) == 1
 
 
 def test_memory_grows_with_the_state() -> None:

@@ -12,8 +12,9 @@ from torch.optim import lr_scheduler
 
 from reknit.core.errors import StateError, WireError
 from reknit.core.layout import ITEM_BYTES, Layout
+from reknit.worker.parts import span
 from reknit.worker.skeleton import dtype_named
-from reknit.worker.state import capture, copy_out, describe, digest, load
+from reknit.worker.state import capture, copy_out, describe, digest, load, write
 from reknit.worker.tracked import Tracked
 
 
@@ -106,6 +107,25 @@ def test_the_flat_bytes_do_not_depend_on_what_the_memory_held() -> None:
     copy_out(tracked, layout, first)
     copy_out(tracked, layout, second)
     assert first == second
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_every_part_is_what_lies_there_in_the_whole() -> None:
+    model = EveryTensor(3)
+    optimizer = torch.optim.Adam([model.turned, model.strided, model.channels_last])
+    sum(p.sum() for p in (model.turned, model.strided, model.channels_last)).backward()
+    optimizer.step()
+    tracked = Tracked(model=model, optimizer=optimizer)
+    layout, whole = flat(tracked)
+    captured = capture(tracked)
+    spans = [span(layout.total, part, parts) for parts in (1, 2, 3, 4, 7, 50) for part in range(parts)]
+    spans += [(first, first + 64) for first in range(0, layout.total, 64)]
+    for first, end in spans:
+        memory = bytearray(b"\xaa" * (end - first))
+        write(captured, memory, first, end)
+        assert bytes(memory) == whole[first:end], (first, end)
+    with pytest.raises(StateError, match="holds 63 bytes"):
+        write(captured, bytearray(63), 64, 128)
 
 
 def test_parameters_are_changed_in_place_and_keep_their_gradients() -> None:
