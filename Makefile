@@ -5,11 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 
-.PHONY: help setup demo test test-slow lint format bench coverage clean
+.PHONY: help setup demo test test-slow lint format bench bench-peers coverage clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Create .venv and install reknit editable, with a CPU build of torch
 
@@ -46,6 +46,10 @@ format: setup  ## Repair what ruff can repair
 
 bench: setup  ## Run the benchmarks
 	$(BIN)/python bench/run.py
+
+# Not into .venv: what we are compared with is no part of the project.
+bench-peers: setup  ## Install torchft for the benchmarks, in an environment outside this folder
+	$(BIN)/python bench/torchft_venv.py
 
 coverage: setup  ## Run the tests with coverage, in every process they start
 	$(BIN)/coverage run $(BIN)/pytest

@@ -1,74 +1,60 @@
-"""All benchmarks with short settings: `make bench`. One JSON document on stdout, remarks on stderr.
+"""All benchmarks with short settings, one after the other: `make bench`. One JSON document on stdout, remarks on stderr.
 
-Exit status 1 if one of them misses a limit. Each can be run alone, longer: see `python bench/<name>.py --help`.
+Each runs as a process of its own, as a person would start it. Exit status 1 if one of them misses its bar. Longer: see
+`python bench/<name>.py --help` and docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-import traceback
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import exact
 import machine
-import rebuilds
-import recovery
-import throughput
 
-Part = Callable[[], tuple[dict[str, Any], list[str]]]
-
-
-def _exact() -> tuple[dict[str, Any], list[str]]:
-    found = exact.measured(quick=True)
-    return found, exact.misses(found)
-
-
-def _recovery() -> tuple[dict[str, Any], list[str]]:
-    ours = recovery.measured(["reknit"], recovery.Options("kill-worker", workers=3, kills=5, seed=0, keep=None))
-    theirs = recovery.measured(["torchrun"], recovery.Options("kill-worker", workers=3, kills=2, seed=0, keep=None))
-    return ours | theirs | {"details": theirs["details"] | ours["details"]}, ours["misses"]
-
-
-def _node_recovery() -> tuple[dict[str, Any], list[str]]:
-    options = recovery.Options("kill-node", workers=3, kills=3, seed=0, keep=None)
-    found = recovery.measured(["reknit"], options)
-    return found, found["misses"]
-
-
-def _throughput() -> tuple[dict[str, Any], list[str]]:
-    found = throughput.measured([2], "mlp", count=3, seconds=5.0, twice=False)
-    return found, throughput.misses(found)
-
-
-def _rebuilds() -> tuple[dict[str, Any], list[str]]:
-    found = rebuilds.measured(40, "scale")
-    return found, rebuilds.leaks(found)
-
-
-PARTS: dict[str, Part] = {
-    "exact": _exact,
-    "recovery": _recovery,
-    "node_recovery": _node_recovery,
-    "throughput": _throughput,
-    "rebuilds": _rebuilds,
+FOLDER = Path(__file__).resolve().parent
+PARTS: dict[str, tuple[str, ...]] = {
+    "exact": ("exact.py", "--quick"),
+    "kill_worker": ("recovery.py", "--event", "kill-worker", "--count", "6"),
+    "kill_node": ("recovery.py", "--event", "kill-node", "--count", "3"),
+    "silent_host": ("recovery.py", "--event", "silent-host", "--count", "2"),
+    "freeze": ("recovery.py", "--event", "freeze", "--count", "3"),
+    "drain": ("recovery.py", "--event", "drain", "--count", "3"),
+    "join": ("join.py", "--joins", "3"),
+    "rebuild": ("rebuild.py", "--workers", "2,8", "--rounds", "3"),
+    "throughput": ("throughput.py", "--quick"),
 }
+WITHIN = 900.0
+"""Seconds that one part may take."""
+
+
+def play(words: tuple[str, ...]) -> tuple[Any, str]:
+    """Run one benchmark; returns its document, None if it printed none, and what is wrong, empty if nothing is."""
+    command = [sys.executable, str(FOLDER / words[0]), *words[1:], "--json"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=WITHIN)
+    except subprocess.TimeoutExpired:
+        return None, f"not done within {WITHIN:g} s"
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return None, f"printed no document, exit status {done.returncode}"
+    return found, "misses its bar" if done.returncode else ""
 
 
 def main() -> int:
     document: dict[str, Any] = {"machine": machine.describe()}
-    missed: dict[str, list[str]] = {}
-    for name, part in PARTS.items():
-        print(f"--- {name}", file=sys.stderr, flush=True)
-        try:
-            document[name], missed[name] = part()
-        except Exception as error:  # noqa: BLE001  # one benchmark that cannot run must not hide what the others found
-            traceback.print_exc()
-            missed[name] = [f"{type(error).__name__}: {error}"]
-    document["missed"] = {name: said for name, said in missed.items() if said}
+    missed: dict[str, str] = {}
+    for name, words in PARTS.items():
+        print(f"--- {' '.join(words)}", file=sys.stderr, flush=True)
+        document[name], wrong = play(words)
+        if wrong:
+            missed[name] = wrong
+    document["missed"] = missed
     print(json.dumps(document, indent=2))
-    return 1 if document["missed"] else 0
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

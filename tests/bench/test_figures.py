@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import exact
 import machine
 import pytest
 import throughput
@@ -22,16 +21,6 @@ def test_slope():
     assert slope([2, 2], [1, 9]) == 0.0
     with pytest.raises(ValueError, match="1 x for 2 y"):
         slope([1], [1, 2])
-
-
-def test_exact_counts_hashes_over_all_histories():
-    same = exact.Outcome("a", {"w0/1": "h", "w1/2": "h"})
-    other = exact.Outcome("b", {"w0/3": "i"})
-    assert exact.document([same])["distinct_hashes"] == 1
-    found = exact.document([same, other, exact.Outcome("c", {}, problem="no worker reached the end")])
-    assert (found["histories"], found["distinct_hashes"], found["not_contained"]) == (3, 2, ["c"])
-    assert len(exact.misses(found)) == 2
-    assert exact.misses(exact.document([same])) == []
 
 
 def metered(samples: float, step: float, cpu: float, others: float = 0.0) -> throughput.Metered:
