@@ -13,8 +13,10 @@ from collections.abc import Callable
 from reknit.core.errors import ReknitError
 from reknit.core.events import RingBroken, RingLinked, RingRecovered, WorkerLeaving, WorldChanged
 
-from .calling import Caller, member_of
+from .calling import Caller
+from .candidate import Candidate
 from .exchange import Exchange, Result
+from .feed import Feeder
 from .identity import Identity
 from .learning import Learner
 from .ledger import Pending, Record
@@ -30,6 +32,7 @@ from .ring.resend import Committed
 from .ring.roll_call import Decision
 from .ring.token import circulate
 from .ring.vote import Diverged
+from .standing import Standing
 
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
@@ -46,8 +49,10 @@ class Engine:
         outlet: where events go.
         register: announces this worker (again) after it was left out of a world; gets the new incarnation.
         loss_of: reads the global mean loss out of a result buffer, for the ledger.
+        feeder: sends results to candidates.
 
     Attributes:
+        standing: member, candidate or left out.
         caller: calls the roll.
         neighbours: our links.
         ledger: records not known to be stored.
@@ -64,6 +69,7 @@ class Engine:
         outlet: Outlet,
         register: Callable[[int, int], None],
         loss_of: Callable[[Result], float | None],
+        feeder: Feeder | None = None,
     ) -> None:
         self.identity = identity
         self.shared = shared
@@ -72,7 +78,7 @@ class Engine:
         self.ledger = Pending(identity.run, slots, outlet, shared.notify)
         self.trace = ""
         self.links_made = 0
-        self._register = register
+        self.feeder = feeder or Feeder(shared)
         self._loss_of = loss_of
         self._cut = shared.shape.pieces()
         self.neighbours = Neighbours(
@@ -98,7 +104,11 @@ class Engine:
             learner=self._learner,
             commit=lambda result: self._commit(result, publish=False),
         )
-        self._evicted = 0
+        self.standing = Standing(
+            shared,
+            Candidate(identity.job, identity.worker, identity.secret, shared, anew=self._anew, fed=self._fed),
+            register,
+        )
         shared.on_stray = self.neighbours.abort
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
 
@@ -138,6 +148,8 @@ class Engine:
         self.neighbours.abort()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        self.standing.close()
+        self.feeder.close()
         self._learner.close()
         self._unlink()
 
@@ -146,7 +158,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while not self.shared.closed and not self.shared.finished:
-                world = self._next_world()
+                world = self.standing.next_world()
                 if world is None:
                     return
                 try:
@@ -161,45 +173,9 @@ class Engine:
         finally:
             self.neighbours.abort()
 
-    def _next_world(self) -> WorldChanged | None:
-        """Wait for a newer running world with us in it; None when there is nothing more to do."""
-        shared = self.shared
-        with shared.cv:
-            while not shared.closed:
-                world = shared.world
-                if world is not None and world.generation > shared.generation:
-                    here = member_of(world, shared) is not None
-                    out = not here and shared.generation > 0
-                    if world.status == "finished" or (shared.leaving and (out or world.status == "paused")):
-                        shared.left = world.reason or "the run is over"
-                        shared.cv.notify_all()
-                        return None
-                    if world.status == "running" and here:
-                        shared.generation = world.generation
-                        shared.enter("mend")
-                        return world
-                    if not here and shared.generation and self._evicted < world.generation:
-                        self._left_out(world)
-                if shared.phase != "starting":
-                    shared.enter("wait")
-                shared.cv.wait()
-        return None
-
-    def _left_out(self, world: WorldChanged) -> None:
-        """A world went on without us although we live: the main thread, once it is back, asks to be taken in again."""
-        self._evicted = world.generation
-        self.shared.current = False
-        self.shared.left_out = True
-        self.shared.cv.notify_all()
-
     def come_back(self) -> None:
-        """Register again, as a new member (main thread: one that hangs in the script's code must not come back)."""
-        shared = self.shared
-        with shared.cv:
-            shared.left_out = False
-            shared.incarnation += 1
-            held = shared.step - 1 if shared.whole else -1
-        self._register(shared.incarnation, held)
+        """Register again after a world went on without us (main thread)."""
+        self.standing.come_back()
 
     def hand_over(self, seconds: float) -> None:
         """The script leaves the loop early: what was begun is sent, the ledger is stored, as far as can be."""
@@ -216,6 +192,8 @@ class Engine:
     def _serve(self, world: WorldChanged) -> None:
         ring = [m.worker for m in world.members]
         trace = self.trace
+        self.standing.enter(world)
+        self.feeder.serving(world)
         began = time.monotonic()
         self._link(world)
         linked = time.monotonic()
@@ -325,6 +303,17 @@ class Engine:
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
             )
 
+    def _anew(self, step: int, chain: int) -> None:
+        """A candidate begins (again) with a fresh copy of the state (its own thread)."""
+        self.shared.start_learning(step, (), chain)
+        self.ledger.rewind(step)
+
+    def _fed(self, result: Result) -> None:
+        """A candidate's next result (its own thread)."""
+        self._commit(result, publish=False)
+        with self.shared.cv:  # it followed on ours, chain and all: what we have is the run's
+            self.shared.current = self.shared.whole and not self.shared.learning
+
     def _own_weights(self) -> int:
         """The digest of the weights that our slots were computed with, 0 if we computed none.
 
@@ -353,6 +342,7 @@ class Engine:
             if settled.stop:
                 shared.total = min(shared.total, result.of.step + 1)
             shared.complete(result)
+        self.feeder.committed(result)
         self.caller.leavers |= settled.leaving  # one without slots has no voice any more: the others remember its wish
         self.ledger.known(settled.ledger)
         self.ledger.add(record, publish=publish)

@@ -41,6 +41,7 @@ from . import numerics, restore, state
 from .batches import Batches
 from .engine import Engine
 from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
+from .feed import Feeder
 from .flat import Flat
 from .identity import Identity
 from .ports import Outlet, Span
@@ -118,6 +119,7 @@ class Run:
             directory=context.checkpoint_dir,
             post=outlet.post,
         )
+        self._feeder = Feeder(self.shared)
         self._teacher = Teacher(self.shared, self._saving.ready)
         self._listener = (
             Listener(context.job, context.worker, context.secret, context.host, self._arrived) if bus else None
@@ -130,6 +132,7 @@ class Run:
             outlet=outlet,
             register=self._register,
             loss_of=self._loss_of,
+            feeder=self._feeder,
         )
         self._engine.caller.fresh_digest = state.digest(tracked) or 1
         self._engine.caller.restorable = self._restorable()
@@ -143,6 +146,9 @@ class Run:
         self._bus.follow(self._hear, job=self.context.job, areas=_AREAS, from_seq=0)
         self._bus.every(_BEAT, self._beat)
         self._register(self.shared.incarnation, -1)
+        last = self._bus.call(lambda bus: bus.last_world(self.context.job))
+        if last is not None:  # the run goes on: we are a candidate
+            self._hear(last)
 
     def close(self, *, failed: bool) -> None:
         """End all threads and sockets; a checkpoint that is being written is finished unless the script failed."""
@@ -235,6 +241,8 @@ class Run:
                     self._over = True
                     raise Left(reason)
                 case ComeBack():
+                    if shared.whole:
+                        self._learned_at = time.monotonic()
                     self._engine.come_back()
                 case Restore():
                     self._restore()
@@ -271,7 +279,7 @@ class Run:
                 WorkerCaughtUp(
                     worker=shared.worker,
                     incarnation=shared.incarnation,
-                    generation=shared.generation,
+                    generation=max(shared.generation, shared.world.generation if shared.world else 0),
                     step=step,
                     seconds=seconds,
                 )
@@ -335,6 +343,7 @@ class Run:
     def _arrived(self) -> None:
         if self._listener is not None:
             self._teacher.arrived(self._listener)
+            self._feeder.arrived(self._listener)
         self.shared.notify()
 
     def _register(self, incarnation: int, held: int) -> None:

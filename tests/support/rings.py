@@ -13,7 +13,7 @@ import numpy as np
 
 from reknit.core.events import Member, WorldChanged
 from reknit.worker.copies import StateCopy
-from reknit.worker.engine import Engine, Identity
+from reknit.worker.engine import Engine
 from reknit.worker.exchange import (
     Apply,
     Begin,
@@ -27,6 +27,7 @@ from reknit.worker.exchange import (
     Restore,
     Verify,
 )
+from reknit.worker.identity import Identity
 from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
@@ -100,11 +101,12 @@ class PretendWorker:
             register=lambda incarnation, held: self.registered.append((incarnation, held)),
             loss_of=lambda result: float(result.buffer[4 * FLOATS : 4 * FLOATS + 8].view(np.float64)[0]),
         )
-        self.engine.fresh_digest = int.from_bytes(hashlib.sha256(self.weights.tobytes()).digest()[:8], "little")
+        self.engine.caller.fresh_digest = int.from_bytes(hashlib.sha256(self.weights.tobytes()).digest()[:8], "little")
         self.thread = threading.Thread(target=self._main, daemon=True)
 
     def _arrived(self) -> None:
         self.teacher.arrived(self.listener)
+        self.engine.feeder.arrived(self.listener)
         self.shared.notify()
 
     def pause_at(self, step: int, slot: int = 0) -> threading.Event:
@@ -243,10 +245,14 @@ class Rings:
     def __init__(self) -> None:
         self.generation = 0
         self.workers: dict[str, PretendWorker] = {}
+        self.newest: WorldChanged | None = None
 
     def add(self, worker: PretendWorker) -> PretendWorker:
+        """Start a worker; it knows the newest world, as one that registers does."""
         self.workers[worker.name] = worker
         worker.start()
+        if self.newest is not None:
+            worker.engine.on_world(self.newest)
         return worker
 
     def world(self, names: Sequence[str], status: str = "running", *, planned: bool = False, **roles: str) -> None:
@@ -259,6 +265,7 @@ class Rings:
             for n in names
         )
         event = WorldChanged(generation=self.generation, run="run", status=status, members=members, planned=planned)
+        self.newest = event
         for worker in self.workers.values():
             if worker.outcome != "killed":
                 worker.engine.on_world(event)
