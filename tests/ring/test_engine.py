@@ -201,13 +201,14 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
 
     rings.world(here)
     history = [f"begin {here}"]
+    beside: list[str] = []
     for _ in range(rng.randrange(4, 12)):
         until, deadline = rng.randrange(total), time.monotonic() + rng.random() * 0.02
         while time.monotonic() < deadline and all(rings.workers[n].shared.step < until for n in here):
             time.sleep(0.0005)
         if any(rings.workers[n].outcome for n in here):
             break
-        event = rng.choice(["kill", "join", "evict", "same", "kill+join", "reorder"])
+        event = rng.choice(["kill", "join", "evict", "same", "kill+join", "reorder", "beside", "beside", "let in"])
         victim = rng.choice(here)
         if "kill" in event and len(here) > 1 and (not begun(here) or begun([n for n in here if n != victim])):
             here.remove(victim)  # somebody with the state stays: without a checkpoint it would be lost with the last
@@ -217,6 +218,12 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
             seed_of_joiner = 99 if begun(here) else 0
             joiner = rings.add(PretendWorker(f"w{next(fresh)}", slots=SLOTS, total=total, seed=seed_of_joiner))
             here.append(joiner.name)
+        if event == "beside" and len(here) + len(beside) < 7:
+            beside.append(rings.add(PretendWorker(f"w{next(fresh)}", slots=SLOTS, total=total, seed=99)).name)
+            continue
+        if event == "let in":  # whether they have caught up or not
+            here += beside
+            beside.clear()
         away = rng.choice(here)
         if event == "evict" and len(here) > 1 and (not begun(here) or begun([n for n in here if n != away])):
             before = len(rings.workers[away].registered)
@@ -231,7 +238,7 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
             )
         if event == "reorder":
             rng.shuffle(here)
-        planned = event in ("join", "same", "reorder") and rng.random() < 0.6
+        planned = event in ("join", "same", "reorder", "let in") and rng.random() < 0.6
         history.append(f"{event} {victim} {planned}: {here} {[(n, rings.workers[n].shared.step) for n in here]}")
         rings.world(here, planned=planned)
     rings.world(here)
