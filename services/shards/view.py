@@ -113,8 +113,9 @@ def hear(view: View, pulse: WorkerPulse) -> View:
 
 
 def _registered(view: View, event: WorkerRegistered) -> View:
-    """A registration is a beginning: whoever registers outside the world has no state, also the same process again."""
-    current = frozenset(key for key in view.current if key[0] != event.worker or key in view.members)
+    """A new incarnation begins without the state; the same one once more only has a new connection."""
+    now = (event.worker, event.incarnation)
+    current = frozenset(key for key in view.current if key[0] != event.worker or key == now or key in view.members)
     return dataclasses.replace(view, registered={**view.registered, event.worker: event}, current=current)
 
 

@@ -159,6 +159,7 @@ def test_the_live_line() -> None:
     assert live_line(status(world(status="paused", awaiting="1 more node"))) == "waiting for 1 more node"
     running = status(registered("w1"), registered("w2"), world("w1", "w2"))
     assert live_line(running) == "step 0/20  2 workers  generation 3"
+    assert live_line(see(running, registered("w3"), 1.0)) == "step 0/20  2 workers, 1 learning  generation 3"
     pulse = WorkerPulse(
         worker="w1", incarnation=1, generation=3, step=12, committed=12, epoch=1, loss=0.25, rate=1234.5, current=True
     )

@@ -80,6 +80,83 @@ def test_the_story_of_a_run() -> None:
     assert report(told(*begun(), end))["root_worker"] == "b"
 
 
+def beat(worker: str, committed: int, incarnation: int = 1, phase: str = "learn") -> WorkerPulse:
+    return WorkerPulse(
+        worker=worker, incarnation=incarnation, generation=0, step=committed, committed=committed, phase=phase
+    )
+
+
+def test_a_newcomer_learns_beside_a_ring_that_runs_until_it_has_caught_up() -> None:
+    status = told(*begun(), *(record(i) for i in range(20)), registered("c", TERMS))
+    assert states(status)["c"] == "learning"
+    assert "c" not in [w.worker for w in status.members]
+
+    def shown(status: Status) -> dict[str, object]:
+        return next(w for w in report(status, 30.0)["workers"] if w["worker"] == "c")
+
+    assert shown(status)["note"] == "receives the state"
+    status = hear(status, beat("c", 7), 21.0)
+    assert (shown(status)["step"], shown(status)["note"]) == (7, "13 steps behind")
+    assert (status.committed, report(status, 30.0)["progress"]["committed"]) == (20, 20)
+    status = see(status, WorkerCaughtUp(worker="c", incarnation=1, generation=1, step=20), 22.0)
+    assert (states(status)["c"], shown(status)["note"]) == ("ready", "caught up at step 20")
+    status = see(status, world(2, member("a"), member("b"), member("c"), added=("c",), planned=True), 23.0)
+    assert (states(status)["c"], shown(status)["note"]) == ("active", "")
+    assert report(status)["world"]["planned"] is True
+    assert [w["planned"] for w in report(status)["worlds"]] == [False, True]
+
+
+def test_who_caught_up_may_come_in_as_a_spare() -> None:
+    caught = WorkerCaughtUp(worker="c", incarnation=1, generation=1, step=1)
+    status = told(*begun(), registered("c", TERMS), caught)
+    status = see(status, world(2, member("a"), member("b"), member("c", role="spare")), 9.0)
+    assert states(status)["c"] == "spare"
+
+
+def test_one_outside_learns_only_while_there_is_a_ring_to_learn_from() -> None:
+    status = told(*begun()[:1], registered("a", TERMS))
+    assert states(status)["a"] == "ready", "there is no ring yet"
+    status = told(*begun(), registered("c", TERMS))
+    assert states(status)["c"] == "learning"
+    status = see(status, world(2, member("a"), status="paused", removed=("b",)), 9.0)
+    assert states(status)["c"] == "ready", "nobody steps"
+    status = see(status, world(3, member("a"), member("b", 2)), 9.0)
+    assert (states(status)["b"], states(status)["c"]) == ("learning", "learning")
+    assert (
+        states(told(*begun(), registered("c", TERMS), WorkerCaughtUp(worker="c", incarnation=0, generation=1, step=1)))[
+            "c"
+        ]
+        == "learning"
+    ), "words of another life"
+
+
+def test_a_new_connection_changes_nothing_a_new_life_does() -> None:
+    caught = WorkerCaughtUp(worker="c", incarnation=1, generation=1, step=1)
+    status = told(*begun(), registered("c", TERMS), caught)
+    assert see(status, registered("c", TERMS), 9.0).workers == status.workers
+    assert see(status, registered("a", TERMS), 9.0).workers == status.workers
+    again = see(status, registered("c", TERMS, incarnation=2), 9.0)
+    assert (states(again)["c"], again.workers["c"].current) == ("learning", False)
+
+
+def test_one_that_was_taken_out_and_comes_back_learns_again() -> None:
+    status = told(*begun(), world(2, member("a"), removed=("b",), reason="b died"), registered("b", TERMS))
+    assert (states(status)["b"], status.workers["b"].current) == ("learning", False)
+    assert status.state == "degraded", "it is not back yet"
+    status = see(status, WorkerCaughtUp(worker="b", incarnation=1, generation=2, step=1), 9.0)
+    status = see(status, world(3, member("a"), member("b")), 9.0)
+    assert (states(status)["b"], status.state) == ("active", "running")
+
+
+def test_whoever_restored_has_the_state() -> None:
+    caught = WorkerCaughtUp(worker="c", incarnation=1, generation=1, step=1)
+    status = told(*begun(), registered("c", TERMS), caught, registered("d", TERMS), world(2, status="paused"))
+    status = see(status, world(3, member("c"), member("d")), 9.0)
+    assert (states(status)["c"], states(status)["d"]) == ("active", "learning")
+    status = see(status, CheckpointRestored(run="r1", checkpoint="k", step=0, worker="d", generation=3), 9.0)
+    assert states(status)["d"] == "active"
+
+
 def test_a_fleet_that_is_scaled_down_has_lost_nobody() -> None:
     status = told(*begun(), JobScaled(workers=1), world(2, member("a"), removed=("b",)))
     assert status.state == "running"

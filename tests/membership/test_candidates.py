@@ -8,7 +8,6 @@ import pytest
 
 from reknit.core.events import WorkerCaughtUp, WorkerStuck, WorldChanged
 from reknit.services.membership import view
-from reknit.services.membership.view import View
 from support.town import House, Town
 
 
@@ -299,7 +298,7 @@ def test_a_service_that_is_started_again_knows_who_has_caught_up(moment: str) ->
     def restart() -> None:
         view = town.replay()
         assert view.record == town.houses[0].view.record
-        town.houses[0] = House(View("job", "m9", view.record))  # it has seen nothing itself
+        town.houses[0] = House(view)
 
     town.register("c-0")
     town.run(1.0)

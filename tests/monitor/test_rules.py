@@ -58,6 +58,34 @@ def test_a_lost_worker_is_told_until_it_is_back() -> None:
     assert job.told("warning") == []
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_one_that_does_not_catch_up_is_said_after_a_while(beside: bool) -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    job.publish(registered("w3-0", TERMS))
+    if not beside:
+        job.change("w1-0", "w2-0", "w3-0")
+    assert job.told()[-1 if beside else -2] == ("worker-joined", "w3-0", "raised")
+    job.beat(115)
+    assert job.told("warning") == []
+    job.beat(10)
+    assert job.told("warning") == [("not-caught-up", "w3-0", "raised")]
+    assert job.alert("not-caught-up").reason.startswith("w3-0 on w3 has not caught up within 120 s: ")
+    job.publish(WorkerCaughtUp(worker="w3-0", incarnation=1, generation=1, step=9))
+    assert ("not-caught-up", "w3-0", "cleared") in job.told("warning")
+    assert ("worker-joined", "w3-0", "cleared") in job.told()
+
+
+def test_one_that_dies_while_it_learns_is_no_late_learner() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    job.publish(registered("w3-0", TERMS))
+    job.beat(60)
+    job.publish(exited("w3-0", code=-9))
+    job.beat(120)
+    assert not [a for a in job.told() if a[0] == "not-caught-up"]
+
+
 def test_a_worker_that_leaves_politely_is_not_lost() -> None:
     job = Watched("w1-0", "w2-0")
     job.beat(5)

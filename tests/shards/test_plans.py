@@ -106,13 +106,21 @@ def test_candidates_wait_through_other_changes_of_the_world() -> None:
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_a_registration_takes_back_what_was_said_before_it(again: int) -> None:
+def test_a_new_life_has_to_catch_up_itself_a_new_connection_has_not(again: int) -> None:
     log = desk("a", "b", "c")
     log.publish(world(1, member("a"), member("b")), caught_up("c"), registered("c", TERMS, incarnation=again))
     log.publish(world(2, member("a"), member("b"), member("c", incarnation=again)))
-    assert counts(plans(log)[-1]) == {"a": 4, "b": 4}
+    with_c = {"a": 3, "b": 3, "c": 2}
+    assert counts(plans(log)[-1]) == (with_c if again == 1 else {"a": 4, "b": 4})
     log.publish(caught_up("c", incarnation=again))
-    assert counts(plans(log)[-1]) == {"a": 3, "b": 3, "c": 2}
+    assert counts(plans(log)[-1]) == with_c
+
+
+def test_one_that_was_evicted_has_to_catch_up_again_under_the_same_number_too() -> None:
+    log = desk("a", "b", "c")
+    log.publish(world(1, member("a"), member("b")), world(2, member("a"), removed=("b",)), registered("b", TERMS))
+    log.publish(world(3, member("a"), member("b")))
+    assert counts(plans(log)[-1]) == {"a": 8}
 
 
 def test_words_of_one_that_never_registered_or_belongs_to_another_run_count_for_nothing() -> None:

@@ -1,15 +1,18 @@
-"""The world: who was lost, who joins, that it changed, that it is not mended, that the job waits for more workers."""
+"""The world: who was lost, who joins and when that fails, changes that are not mended, too few workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from reknit.core.status import learning_in_words
 from reknit.services.monitor.finding import Finding, Rule
 from reknit.services.monitor.view import View
 
 MEND_SECONDS = 10.0
 MEND_STEPS = 3.0
 """A mended ring has committed a step after this many usual step times, and after MEND_SECONDS at the latest."""
+LEARN_SECONDS = 120.0
+"""Seconds that a newcomer may take to receive the state and catch up."""
 
 
 def lost(view: View, _now: float) -> Iterable[Finding]:
@@ -19,12 +22,24 @@ def lost(view: View, _now: float) -> Iterable[Finding]:
 
 
 def joined(view: View, _now: float) -> Iterable[Finding]:
-    """A worker joined and is still receiving state."""
+    """A worker has come and is still receiving state, beside the ring or in it."""
     if view.status.finished is not None:
         return
-    for worker in view.status.members:
+    for name, worker in view.status.workers.items():
         if worker.state == "learning":
-            yield Finding("worker-joined", worker.worker, "info", f"{worker.worker} joined and is receiving state")
+            yield Finding("worker-joined", name, "info", f"{name} joined and is receiving state")
+
+
+def behind(view: View, _now: float) -> Iterable[Finding]:
+    """A worker that learns does not catch up: until then it takes no part, and nobody waits for it."""
+    if view.status.finished is not None:
+        return
+    for name, worker in view.status.workers.items():
+        if worker.state == "learning":
+            where = learning_in_words(worker, view.status.committed)
+            reason = f"{name} on {worker.node} has not caught up within {LEARN_SECONDS:.0f} s: {where}"
+            hint = "see its log; it must receive the state and apply results faster than the ring makes them"
+            yield Finding("not-caught-up", name, "warning", reason, hint, hold=LEARN_SECONDS)
 
 
 def changed(view: View, _now: float) -> Iterable[Finding]:
@@ -66,6 +81,7 @@ def not_mended(view: View) -> bool:
 RULES = (
     Rule(("worker-lost",), lost),
     Rule(("worker-joined",), joined),
+    Rule(("not-caught-up",), behind),
     Rule(("world-changed",), changed),
     Rule(("not-mended",), unmended),
     Rule(("job-below-min",), paused),

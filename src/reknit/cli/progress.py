@@ -37,7 +37,8 @@ def live_line(status: Status) -> str:
         parts.append(f"loss {loss:.4g}")
     if ahead is not None and ahead.rate > 0:
         parts.append(f"{ahead.rate:,.0f} samples/s")
-    parts.append(workers(len(world.members)))
+    learning = sum(w.state == "learning" for w in status.workers.values())
+    parts.append(workers(len(world.members)) + (f", {learning} learning" if learning else ""))
     parts.append(f"generation {world.generation}")
     if status.state not in {"running", "starting"}:
         parts.append(status.state + (f": waiting for {world.awaiting}" if status.state == "paused" else ""))

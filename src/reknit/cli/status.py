@@ -84,7 +84,8 @@ def _show(told: dict[str, Any]) -> None:
         more.append(f"{progress['seconds_left']:.0f} s left")
     output.data("  ".join([f"steps    {step}", *more]))
     if world["generation"]:
-        output.data(f"world    generation {world['generation']}, {world['size']} workers: {world['reason']}")
+        how = ", planned" if world["planned"] else ""
+        output.data(f"world    generation {world['generation']}{how}, {world['size']} workers: {world['reason']}")
     if told["checkpoint"]["step"] >= 0:
         output.data(f"saved    step {told['checkpoint']['step']}: {told['checkpoint']['path']}")
     if told["workers"]:

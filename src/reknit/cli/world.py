@@ -48,7 +48,7 @@ async def _look(settings: Settings) -> list[Received]:
 
 
 def _show(now: WorldChanged) -> None:
-    output.data(f"generation {now.generation}, {now.status}: {now.reason}")
+    output.data(f"generation {now.generation}, {now.status}{_planned(now)}: {now.reason}")
     if now.awaiting:
         output.data(f"waiting for {now.awaiting}")
     if now.members:
@@ -58,6 +58,11 @@ def _show(now: WorldChanged) -> None:
         output.data("")
         rows_of = [(e.about, e.source, e.observer, "certain" if e.certain else "", e.detail) for e in now.evidence]
         output.table(("about", "evidence", "observer", "weight", "detail"), rows_of)
+
+
+def _planned(world: WorldChanged) -> str:
+    """Planned: nobody was lost, the step in flight ended in the world before."""
+    return ", planned" if world.planned else ""
 
 
 def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, float], *, as_json: bool) -> None:
@@ -73,7 +78,7 @@ def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, floa
             (
                 w.generation,
                 time.strftime("%T", time.localtime(at)),
-                w.status,
+                w.status + _planned(w),
                 len(w.members),
                 f"{seconds * 1000:.0f} ms" if seconds is not None else "",
                 w.reason + (f"; waiting for {w.awaiting}" if w.awaiting else ""),

@@ -30,6 +30,8 @@ from reknit.core.events import (
 )
 from reknit.core.ledger import course_of
 
+GONE = frozenset({"finished", "lost", "dead"})
+"""States of workers that take no part any more."""
 MOST_WORLDS = 200
 MOST_LOSSES = 400
 """Points of the loss curve; when there are more, every second of them is dropped."""
@@ -43,8 +45,10 @@ class Worker:
     """One worker, in its newest incarnation; a new incarnation begins with a fresh record.
 
     Attributes:
-        state: `starting`, `ready` (registered), `active`, `spare`, `learning`, `leaving`, `finished`, `lost` (taken
-            out of the world), `dead` (exited) or `refused`.
+        state: `starting`, `ready` (registered; it has caught up, or there is nothing to learn), `learning` (beside the
+            ring or in it), `active`, `spare`, `leaving`, `finished`, `lost` (taken out of the world), `dead` (exited)
+            or `refused`.
+        current: it has the run's state.
         note: why, in words.
         stuck: kernel process state in words while the process does not run.
         heard: monotonic seconds of the newest heartbeat, None: never.
@@ -58,6 +62,7 @@ class Worker:
     state: str = "starting"
     note: str = ""
     stuck: str = ""
+    current: bool = False
     pulse: WorkerPulse | None = None
     heard: float | None = None
     since: float = 0.0
@@ -89,6 +94,8 @@ class WorldLine:
     wall: float
     recovered: float | None = None
     """Seconds from the first notice of the break to the next committed step."""
+    planned: bool = False
+    """Nobody was lost: the step in flight ended in the world before."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +163,12 @@ class Status:
         return tuple(self.workers[m.worker] for m in names if m.worker in self.workers)
 
     @property
+    def teaches(self) -> bool:
+        """True if a ring runs in which somebody has the state: newcomers learn beside it."""
+        running = self.world is not None and self.world.status == "running" and self.finished is None
+        return running and any(w.current and w.state not in GONE for w in self.members)
+
+    @property
     def steps(self) -> int:
         """Steps of the whole run, 0 if not known yet."""
         try:
@@ -202,10 +215,11 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
             "size": len(world.members) if world else 0,
             "members": [m.worker for m in world.members] if world else [],
             "reason": world.reason if world else "",
+            "planned": world.planned if world else False,
             "awaiting": world.awaiting if world else "",
             "restarts": world.restarts if world else 0,
         },
-        "workers": [_worker(worker, now) for worker in _in_ring_order(status)],
+        "workers": [_worker(worker, now, status.committed) for worker in _in_ring_order(status)],
         "lost": dict(status.lost),
         "nodes": [
             {"node": n.node, "host": n.host, "up": n.up, "load": n.pulse.load if n.pulse else None}
@@ -230,6 +244,7 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
                 "reason": w.reason,
                 "time": w.wall,
                 "recovered_seconds": w.recovered,
+                "planned": w.planned,
             }
             for w in status.worlds
         ],
@@ -292,7 +307,22 @@ def _progress(status: Status, now: float | None) -> dict[str, Any]:
     }
 
 
-def _worker(worker: Worker, now: float | None) -> dict[str, Any]:
+def learning_in_words(worker: Worker, committed: int) -> str:
+    """Say how far a worker is that learns; empty for others.
+
+    Args:
+        worker: with its newest heartbeat.
+        committed: steps that the run has committed.
+    """
+    if worker.state != "learning":
+        return ""
+    if worker.pulse is None or worker.pulse.committed <= 0:
+        return "receives the state"
+    behind = committed - worker.pulse.committed
+    return f"{behind} step{'' if behind == 1 else 's'} behind" if behind > 0 else "up to date"
+
+
+def _worker(worker: Worker, now: float | None, committed: int) -> dict[str, Any]:
     pulse = worker.pulse
     plain: dict[str, Any] = {
         "worker": worker.worker,
@@ -300,7 +330,7 @@ def _worker(worker: Worker, now: float | None) -> dict[str, Any]:
         "node": worker.node,
         "pid": worker.pid,
         "state": worker.state,
-        "note": worker.note,
+        "note": learning_in_words(worker, committed) or worker.note,
         "stuck": worker.stuck,
         "log": worker.exit.log if worker.exit else "",
     }

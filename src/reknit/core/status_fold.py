@@ -38,6 +38,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 from reknit.core.status import (
+    GONE,
     MOST_LOSSES,
     MOST_WORLDS,
     Node,
@@ -162,7 +163,12 @@ def _step(
         case CheckpointRestored() if event.run == status.run:
             losses = tuple(point for point in status.losses if point[0] < event.step)
             return dataclasses.replace(
-                status, committed=event.step, committed_in=event.generation, losses=losses, not_finite=-1
+                status,
+                committed=event.step,
+                committed_in=event.generation,
+                losses=losses,
+                not_finite=-1,
+                workers=_restored(status, event.worker),
             )
         case RingRecovered():
             worlds = tuple(
@@ -172,6 +178,15 @@ def _step(
             newest = max(event.generation, status.committed_in)
             return dataclasses.replace(status, worlds=worlds, committed_in=newest)
     return status
+
+
+def _restored(status: Status, name: str) -> Mapping[str, Worker]:
+    """Whoever restored has the state: the others learn from it."""
+    worker = status.workers.get(name)
+    role = next((m.role for m in status.world.members if m.worker == name), None) if status.world else None
+    if worker is None or role is None or worker.state != "learning":
+        return status.workers
+    return _with(status.workers, name, dataclasses.replace(worker, state=role, current=True))
 
 
 def _committed(status: Status, event: StepsCommitted, now: float) -> Status:
@@ -217,9 +232,6 @@ def _alert(status: Status, event: Alert) -> Status:
 
 # -- workers ---------------------------------------------------------------------------------------------------------
 
-_HOLD = ("active", "spare", "leaving", "finished")
-"""States of a member that holds current state."""
-
 WorkerTold = (
     WorkerStarted
     | WorkerRegistered
@@ -242,10 +254,18 @@ def _worker(status: Status, event: WorkerTold, now: float) -> Status:
         known = Worker(name, incarnation, since=now)
     if isinstance(event, WorkerRegistered) and status.terms is None and event.run == status.run:
         status = dataclasses.replace(status, terms=event.terms)
-    if isinstance(event, WorkerCaughtUp) and known.state == "learning" and status.world is not None:
-        role = next((m.role for m in status.world.members if m.worker == name), "active")
-        known = dataclasses.replace(known, state=role)
-    return dataclasses.replace(status, workers=_with(status.workers, name, _told(known, event)))
+    inside = status.world is not None and any(
+        (m.worker, m.incarnation) == (name, incarnation) for m in status.world.members
+    )
+    if isinstance(event, WorkerRegistered) and known.state not in ("starting", "refused", *GONE):
+        return status  # its connection is new
+    worker = _told(known, event)
+    if isinstance(event, WorkerCaughtUp) and known.state == "learning" and inside:
+        assert status.world is not None
+        worker = dataclasses.replace(worker, state=next(m.role for m in status.world.members if m.worker == name))
+    if isinstance(event, WorkerRegistered) and status.teaches:
+        worker = dataclasses.replace(worker, state="learning")
+    return dataclasses.replace(status, workers=_with(status.workers, name, worker))
 
 
 def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one return a kind of event
@@ -254,7 +274,11 @@ def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one r
         case WorkerStarted():
             return change(worker, node=event.node, pid=event.pid)
         case WorkerRegistered():
-            return change(worker, node=event.node, pid=event.pid, state="ready")
+            return change(worker, node=event.node, pid=event.pid, state="ready", note="", current=False)
+        case WorkerCaughtUp():
+            note = f"caught up at step {event.step}" if worker.state == "learning" else worker.note
+            state = "ready" if worker.state == "learning" else worker.state
+            return change(worker, state=state, note=note, current=True)
         case WorkerRefused():
             return change(worker, state="refused", note=event.reason)
         case WorkerExited():
@@ -268,7 +292,6 @@ def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one r
             return change(worker, state="finished", note=f"finished after step {event.step}")
         case WorkerStuck():
             return change(worker, stuck="" if event.state.startswith(("R", "S")) else event.state)
-    return worker
 
 
 def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Status:
@@ -282,11 +305,9 @@ def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Stat
         worker = workers.get(name)
         if worker is not None and worker.state not in ("leaving", "finished"):
             lost[name] = world.reason
-            workers[name] = dataclasses.replace(worker, state="dead" if worker.exit else "lost", note=world.reason)
-    known = {m: workers.get(m.worker) for m in world.members}
-    holders = any(w is not None and w.incarnation == m.incarnation and w.state in _HOLD for m, w in known.items())
-    for m, w in known.items():
-        workers[m.worker] = _member(w, m, now, learns=holders)
+            state = "dead" if worker.exit else "lost"
+            workers[name] = dataclasses.replace(worker, state=state, note=world.reason, current=False)
+    _take_in(workers, world, now)
     resumes = world.status == "running" and (status.world is None or status.world.status != "running")
     filled = 0 < status.wanted <= len(members)
     lost = {} if filled or world.status == "finished" else {w: why for w, why in lost.items() if w not in members}
@@ -298,8 +319,9 @@ def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Stat
         world.added,
         world.removed,
         wall,
+        planned=world.planned,
     )
-    return dataclasses.replace(
+    status = dataclasses.replace(
         status,
         world=world,
         changed=now,
@@ -308,15 +330,34 @@ def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Stat
         lost=lost,
         worlds=(*status.worlds[-MOST_WORLDS + 1 :], line),
     )
+    return _outside(status)
 
 
-def _member(worker: Worker | None, member: Member, now: float, *, learns: bool) -> Worker:
-    """Return the record of a member of a new world; `learns`: a newcomer has somebody to receive state from."""
+def _take_in(workers: dict[str, Worker], world: WorldChanged, now: float) -> None:
+    """Give the members of a new world their states; if nobody among them has the run's, all begin with the same."""
+    members = [_member(workers.get(m.worker), m, now) for m in world.members]
+    have = any(w.current for w in members)
+    for m, w in zip(world.members, members, strict=True):
+        current = w.current or (not have and world.status == "running")
+        state = w.state
+        if state not in ("leaving", "finished"):
+            state = m.role if current or not have else "learning"
+        note = "" if state in (m.role, "learning") else w.note
+        workers[m.worker] = dataclasses.replace(w, node=m.node, pid=m.pid, state=state, current=current, note=note)
+
+
+def _member(worker: Worker | None, member: Member, now: float) -> Worker:
     if worker is None or worker.incarnation != member.incarnation:
-        worker = Worker(member.worker, member.incarnation, since=now)
-    state = worker.state
-    if state in ("active", "spare") or not (learns or state in _HOLD):
-        state = member.role
-    elif state not in _HOLD:
-        state = "learning"
-    return dataclasses.replace(worker, node=member.node, pid=member.pid, state=state)
+        return Worker(member.worker, member.incarnation, since=now)
+    return worker
+
+
+def _outside(status: Status) -> Status:
+    """Whoever waits outside a new world learns if that ring runs, else it only waits."""
+    inside = {m.worker for m in status.world.members} if status.world else set()
+    before, after = ("ready", "learning") if status.teaches else ("learning", "ready")
+    workers = {
+        name: dataclasses.replace(w, state=after) if name not in inside and w.state == before and not w.current else w
+        for name, w in status.workers.items()
+    }
+    return dataclasses.replace(status, workers=workers)
