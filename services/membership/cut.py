@@ -8,6 +8,8 @@ other member is between life and death (Rapid's rule: cut when some are high and
 
 from __future__ import annotations
 
+from reknit.core.events import Member
+
 from .verdict import Verdict
 from .view import Record, Sight
 
@@ -39,8 +41,19 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
 
 
 def removable(record: Record, verdict: Verdict) -> frozenset[str]:
-    """Members whose going needs a new world; once the run is complete, finishing alone does not."""
-    return frozenset(verdict.dead) if record.completed() else verdict.gone
+    """Members whose going needs a new world.
+
+    Once the run is complete, finishing alone does not, unless it happened in an older ring: whoever is to be linked with
+    such a member would wait for one that has left the loop.
+    """
+    if not record.completed():
+        return verdict.gone
+    return frozenset(verdict.dead) | {m.worker for m in record.members if _finished_before(record, m)}
+
+
+def _finished_before(record: Record, member: Member) -> bool:
+    ending = record.ending(member)
+    return ending is not None and ending.how == "finished" and 0 < ending.generation < record.generation
 
 
 def _checks_under_way(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:

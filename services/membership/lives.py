@@ -287,7 +287,15 @@ def _finished(record: Record, event: WorkerFinished, _seq: int) -> Record:
     asked = record.stop is not None or record.is_leaving(worker.member("active"))
     complete = not asked or (record.terms is not None and event.step >= steps_of(record.terms))
     evidence = observe("leave", event.worker, event.worker, f"it finished at step {event.step}")
-    ending = Ending("finished", evidence, worker.node, complete=complete, step=event.step, state_hash=event.state_hash)
+    ending = Ending(
+        "finished",
+        evidence,
+        worker.node,
+        complete=complete,
+        step=event.step,
+        state_hash=event.state_hash,
+        generation=event.generation,
+    )
     return end(record, worker.life, ending)
 
 

@@ -25,9 +25,6 @@ from reknit.core.events import (
 
 from .phi import Window
 
-CANDIDATES = False
-"""Workers can learn beside the ring."""
-
 Life = tuple[str, int]
 """One life of a worker: its id and incarnation."""
 
@@ -107,6 +104,8 @@ class Ending:
     """Finished without having been asked to leave: the run's last step is applied."""
     step: int = -1
     state_hash: str = ""
+    generation: int = 0
+    """In which it finished; 0 for every other ending."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ class Record:
         Args:
             gone: members that are gone.
         """
-        if not CANDIDATES or not self.knit or self.world is None or self.world.status != "running":
+        if not self.knit or self.world is None or self.world.status != "running":
             return False
         known = ((m, self.workers.get(m.worker)) for m in self.members if m.worker not in gone)
         return any(w is not None and w.current and w.incarnation == m.incarnation for m, w in known)

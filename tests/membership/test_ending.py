@@ -49,6 +49,21 @@ def test_those_who_die_after_another_finished_are_not_waited_for() -> None:
     assert town.end.outcome == "completed"
 
 
+def test_one_who_finished_in_the_ring_before_is_not_linked_with() -> None:
+    """Its word was still on its way when the world with it was made: its engine is over, nothing would ever come."""
+    town = ring_of("a-0", "b-0", "c-0")
+    town.kill("c-0")
+    town.run(0.05)
+    assert town.members == ["a-0", "b-0"]
+    town.finished("a-0", 10, generation=1)
+    town.run(0.5)
+    assert town.members == ["b-0"]
+    town.finished("b-0", 10)
+    town.run(0.5)
+    assert town.end is not None
+    assert town.end.outcome == "completed"
+
+
 def test_a_death_as_the_last_event_completes_the_run() -> None:
     town = ring_of("a-0", "b-0")
     town.finished("a-0", 10)

@@ -41,7 +41,6 @@ from reknit.core.events import (
     kind_of,
 )
 from reknit.core.service import Disconnected, Out, Tick, Told
-from reknit.services.membership import view
 from reknit.services.membership.decide import Dial, decide
 from reknit.services.membership.view import View
 
@@ -149,7 +148,7 @@ class Town:
         life = (body.worker, body.incarnation)
         if self.bodies.get(body.worker) is not body or not body.beats or life in self.holders:
             return
-        if self._teachers() and (view.CANDIDATES or life in self._lives(self.world)):
+        if self._teachers():
             self.caught_up(body.worker)
         else:
             self.later(0.05, lambda: self._study(body))
@@ -264,14 +263,14 @@ class Town:
     def stop(self, *, at_once: bool = False) -> None:
         self.say(JobStopAsked(at_once=at_once))
 
-    def finished(self, worker: str, step: int = 9) -> None:
+    def finished(self, worker: str, step: int = 9, generation: int | None = None) -> None:
         body = self.bodies[worker]
         body.beats = False
         self.say(
             WorkerFinished(
                 worker=worker,
                 incarnation=body.incarnation,
-                generation=self.world.generation,
+                generation=self.world.generation if generation is None else generation,
                 step=step,
                 state_hash="h",
             )
