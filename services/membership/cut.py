@@ -43,8 +43,8 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
 def removable(record: Record, verdict: Verdict) -> frozenset[str]:
     """Members whose going needs a new world.
 
-    Once the run is complete, finishing alone does not, unless it happened in an older ring: whoever is to be linked with
-    such a member would wait for one that has left the loop.
+    Once the run is complete, finishing alone does not, unless it happened in an older ring: whoever is to be linked
+    with such a member would wait for one that has left the loop.
     """
     if not record.completed():
         return verdict.gone
