@@ -22,7 +22,6 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointRestored,
     DrainAsked,
-    JobScaled,
     Member,
     StepsCommitted,
 )
@@ -182,7 +181,7 @@ def _freeze(stage: Stage, act: Act) -> Callable[[], None]:
 
 
 def _scale(stage: Stage, act: Act) -> Callable[[], None]:
-    stage.bus.publish(NAME, JobScaled(workers=act.workers))
+    stage.ask_for(act.workers)
     return _nothing
 
 

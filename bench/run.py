@@ -1,4 +1,4 @@
-"""All benchmarks with short settings, one after the other: `make bench`. One JSON document on stdout, remarks on stderr.
+"""All benchmarks with short settings, one after the other: `make bench`. Prints one JSON document, remarks on stderr.
 
 Each runs as a process of its own, as a person would start it. Exit status 1 if one of them misses its bar. Longer: see
 `python bench/<name>.py --help` and docs/benchmarks.md.

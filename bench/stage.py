@@ -34,6 +34,7 @@ class Stage:
     log: Log
     happened: list[str]
     job: Job
+    _asked: int = 0
 
     @property
     def world(self) -> WorldChanged:
@@ -81,8 +82,19 @@ class Stage:
         self.log.on_event(hear)
         return done
 
-    def scale(self, workers: int) -> None:
-        """Ask for another number of workers."""
+    def ask_for(self, workers: int) -> None:
+        """Ask for another number of workers.
+
+        The number that was asked for last is nothing new to the job, also when a worker was drained since: then one
+        less is asked for first, which is no less than there are.
+        """
+        if workers == self._asked:
+            self.bus.publish(NAME, JobScaled(workers=workers - 1))
+        self._asked = workers
         self.bus.publish(NAME, JobScaled(workers=workers))
+
+    def scale(self, workers: int) -> None:
+        """Ask for another number of workers and wait until they are at work."""
+        self.ask_for(workers)
         self.trains(workers)
         self.happened.append(f"scaled to {workers}")
