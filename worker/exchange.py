@@ -130,6 +130,7 @@ class Exchange:
         cv: guards everything here.
         world: newest world heard, of any status, that ends the ring being served.
         upcoming: newest planned world heard: the ring goes over to it at the end of a step.
+        listed: a world had this incarnation in it, whether it was served or not.
         reducing: a ring is linked and agreed: planned worlds wait for the end of a step.
         generation: generation being served.
         step: step the engine reduces next; `step - 1` is the last result held.
@@ -156,6 +157,7 @@ class Exchange:
         self.world: WorldChanged | None = None
         self.upcoming: WorldChanged | None = None
         self.reducing = False
+        self.listed = False
         self.generation = 0
         self.step = 0
         self.owners: tuple[Range, ...] = ()
@@ -208,6 +210,7 @@ class Exchange:
             newest = max((w.generation for w in (self.world, self.upcoming) if w is not None), default=0)
             if world.generation <= newest:
                 return False
+            self.listed |= any((m.worker, m.incarnation) == (self.worker, self.incarnation) for m in world.members)
             if world.planned and self.reducing and not self.moved():
                 self.upcoming = world
                 return False

@@ -30,7 +30,6 @@ class Standing:
         self._candidate = candidate
         self._register = register
         self._following = False
-        self._registered_anew = False
         self._looked = 0
 
     def next_world(self) -> WorldChanged | None:
@@ -45,7 +44,7 @@ class Standing:
                     shared.cv.wait()
                     continue
                 here = member_of(world, shared) is not None
-                out = not here and shared.generation > 0
+                out = not here and shared.listed
                 if world.status == "finished" or (shared.leaving and (out or world.status == "paused")):
                     shared.left = world.reason or "the run is over"
                     shared.cv.notify_all()
@@ -55,7 +54,7 @@ class Standing:
                     if not self._following:
                         shared.enter("mend")
                     return world
-                if out and not self._registered_anew:
+                if out:
                     self._left_out()
                 self._looked = world.generation
                 follow = not here and bool(world.members) and not shared.left_out
@@ -67,7 +66,6 @@ class Standing:
 
     def enter(self, world: WorldChanged) -> None:
         """We are a member now: what was missed while we were none is taken in first."""
-        self._registered_anew = False
         if not self._following:
             return
         shared = self._shared
@@ -82,10 +80,9 @@ class Standing:
         """Register again, as a new member (main thread: one that hangs in the script's code must not come back)."""
         shared = self._shared
         with shared.cv:
-            shared.left_out = False
+            shared.left_out = shared.listed = False
             shared.incarnation += 1
             held = shared.step - 1 if shared.whole else -1
-            self._registered_anew = True
             self._looked = 0
             shared.cv.notify_all()
         self._register(shared.incarnation, held)
