@@ -7,13 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from reknit.core.events import WorkerCaughtUp, WorkerStuck, WorldChanged
-from reknit.services.membership import view
 from support.town import House, Town
-
-
-@pytest.fixture(autouse=True)
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "CANDIDATES", True)
 
 
 def ring_of(*workers: str, **spec: object) -> Town:

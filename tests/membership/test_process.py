@@ -19,9 +19,12 @@ from reknit.core.context import Endpoint
 from reknit.core.events import (
     AgentJoined,
     JobFinished,
+    JobScaled,
     JobSubmitted,
     Member,
     StepsCommitted,
+    TargetsSet,
+    WorkerCaughtUp,
     WorkerExited,
     WorkerFinished,
     WorkerRegistered,
@@ -73,8 +76,8 @@ def consistent(log: Log) -> None:
     assert [w.generation for w in log.worlds] == list(range(1, len(log.worlds) + 1))
 
 
-async def let_in(log: Log, name: str, incarnation: int = 1) -> None:
-    """Register a worker that exists on paper only."""
+async def let_in(log: Log, name: str, incarnation: int = 1, *, learns: bool = True) -> None:
+    """Register a worker that exists on paper only; once there is a ring it says that it has caught up."""
     node, _, index = name.rpartition("-")
     port = 20_000 + incarnation * 100 + (ord(node) - ord("a")) * 4 + int(index)
     await log.bus.publish("j", WorkerStarted(worker=name, incarnation=incarnation, node=node, pid=incarnation))
@@ -88,6 +91,14 @@ async def let_in(log: Log, name: str, incarnation: int = 1) -> None:
         terms=TERMS,
     )
     await log.bus.publish("j", registered)
+    if learns and log.worlds:
+        await caught_up(log, name, incarnation)
+
+
+async def caught_up(log: Log, name: str, incarnation: int = 1) -> None:
+    generation = log.worlds[-1].generation
+    event = WorkerCaughtUp(worker=name, incarnation=incarnation, generation=generation, step=4)
+    await log.bus.publish("j", event)
 
 
 async def exited(log: Log, name: str, incarnation: int = 1) -> None:
@@ -233,6 +244,50 @@ async def test_killed_and_started_again_it_goes_on_where_the_log_is(endpoint: En
                 await until(lambda: sorted(log.members()) == ["a-0", "b-0"], "the return")
             consistent(log)
             assert len(log.worlds) == 8
+
+
+async def test_newcomers_come_in_once_they_have_caught_up_whoever_was_killed_meanwhile(endpoint: Endpoint) -> None:
+    with ServiceProcess("membership", endpoint) as service:
+        async with job(endpoint) as log:
+            await paper_ring(log, "a-0")
+            await let_in(log, "b-0", learns=False)
+            await let_in(log, "c-0", learns=False)
+            service.kill()
+            await exited(log, "c-0")
+            await caught_up(log, "b-0")
+            await caught_up(log, "c-0")  # late words of the dead
+            service.start()
+            await until(lambda: log.members() == ["a-0", "b-0"], "the one that has caught up")
+            assert [w.planned for w in log.worlds] == [False, True]
+            await let_in(log, "c-0", 2, learns=False)
+            service.kill()
+            service.start()
+            await ready(log.bus, "membership", service.pid)
+            await exited(log, "b-0")
+            await until(lambda: log.members() == ["a-0"], "the death")
+            assert "c-0 still learns" in log.worlds[-1].reason
+            await caught_up(log, "c-0", 2)
+            await until(lambda: log.members() == ["a-0", "c-0"], "the other one")
+            assert [w.planned for w in log.worlds] == [False, True, False, True]
+            consistent(log)
+
+
+async def test_another_number_of_workers_is_told_to_the_nodes_without_a_world(endpoint: Endpoint) -> None:
+    def said() -> list[dict[str, int]]:
+        return [r.event.targets for r in log.received if isinstance(r.event, TargetsSet)]
+
+    with ServiceProcess("membership", endpoint), ServiceProcess("membership", endpoint):
+        async with job(endpoint) as log:
+            for node in "ab":
+                await log.bus.publish("j", AgentJoined(node=node, run="r1", host="h", pid=1, nproc=1))
+            await paper_ring(log, "a-0", "b-0")
+            for number in (4, 4, 3):
+                await log.bus.publish("j", JobScaled(workers=number))
+            await until(lambda: bool(said()) and said()[-1] == {"a": 2, "b": 1}, "the last number")
+            await let_in(log, "a-1")
+            await until(lambda: len(log.members()) == 3, "the third worker")
+            assert [len(w.members) for w in log.worlds] == [2, 3]
+            assert said() in ([{"a": 2, "b": 2}, {"a": 2, "b": 1}], [{"a": 2, "b": 1}])
 
 
 async def test_two_services_make_one_sequence_of_worlds(endpoint: Endpoint) -> None:

@@ -24,6 +24,7 @@ from reknit.core.events import (
     AgentJoined,
     NodePulse,
     Terms,
+    WorkerCaughtUp,
     WorkerExited,
     WorkerPulse,
     WorkerRegistered,
@@ -38,9 +39,10 @@ BEAT = 0.25
 
 
 async def worker(told: dict[str, Any]) -> None:
-    """Register, beat, and come back with a higher incarnation when a world goes on without us."""
+    """Register, beat, catch up at once with a ring that runs, and come back when a world goes on without us."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     name, incarnation, generation = told["worker"], told["incarnation"], 0
+    caught_up = False
     listener = socket.create_server(("127.0.0.1", 0))
     bus = await Bus.connect(Endpoint(**told["endpoint"]), source=name)
 
@@ -60,21 +62,31 @@ async def worker(told: dict[str, Any]) -> None:
             ),
         )
 
+    def catch_up(ring: int) -> None:
+        nonlocal caught_up
+        caught_up = True
+        bus.post(told["job"], WorkerCaughtUp(worker=name, incarnation=incarnation, generation=ring, step=1))
+
     def heard(received: Received) -> None:
-        nonlocal incarnation, generation
+        nonlocal incarnation, generation, newest
         world = received.event
         if not isinstance(world, WorldChanged) or world.run != told["run"]:
             return
+        newest = world
         if (name, incarnation) in {(m.worker, m.incarnation) for m in world.members}:
             generation = world.generation
-        elif generation:
-            incarnation += 1
-            generation = 0
-            register()
 
+    newest: WorldChanged | None = None
     await bus.follow(heard, job=told["job"], areas=["world"], from_seq=0)
     register()
     while True:
+        inside = newest is not None and newest.generation == generation
+        if newest is not None and not inside and newest.status == "running" and newest.members:
+            if generation:
+                incarnation, generation, caught_up = incarnation + 1, 0, False
+                register()
+            if not caught_up:
+                catch_up(newest.generation)
         await bus.beat(
             told["job"],
             WorkerPulse(

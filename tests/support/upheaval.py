@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 
 from reknit.core.events import Event, JobFinished, StepsCommitted, WorkerStuck, WorldChanged
-from reknit.services.membership import view
 from reknit.services.membership.view import View
 from reknit.services.shards import view as shards
 from support.town import House, Town
@@ -292,7 +291,7 @@ class Upheaval:
     def look_at_change(self, world: WorldChanged, before: WorldChanged, teachers: set[Life]) -> None:
         now, old = self.town._lives(world), self.town._lives(before)
         healthy = teachers - self.truth.doubt
-        if healthy and view.CANDIDATES:
+        if healthy:
             assert now & teachers, f"the state is lost, though {healthy} have it"
             unlearned = now - old - self.town.holders
             enough = {m.node for m in world.members if (m.worker, m.incarnation) not in unlearned}
