@@ -18,7 +18,7 @@ from meter import Meter
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from workloads import BATCH, WORKLOADS
+from workloads import WORKLOADS
 
 
 def endless(data: Dataset[tuple[Tensor, ...]], micro_batch: int, rank: int, size: int) -> Iterator[list[Tensor]]:
@@ -40,7 +40,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
     bare = workload.model()
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9)
     model = DistributedDataParallel(bare)
-    batches = endless(workload.data(), BATCH // args.slots, rank, args.workers)
+    batches = endless(workload.data(), workload.batch // args.slots, rank, args.workers)
     meter = Meter(args.folder, f"rank{rank}", args.warm, args.seconds)
     each = args.slots // args.workers
     while True:
@@ -51,7 +51,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
                 x, y = next(batches)
                 (workload.loss(model(x), y) / each).backward()
         optimizer.step()
-        meter.completed(BATCH)
+        meter.completed(workload.batch)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 from meter import Meter
-from workloads import BATCH, WORKLOADS
+from workloads import WORKLOADS
 
 import reknit
 
@@ -26,11 +26,11 @@ def main() -> None:
     with reknit.join() as ring:
         ring.track(model=model, optimizer=optimizer)
         meter = Meter(args.folder, ring.id, args.warm, args.seconds)
-        for step in ring.steps(data, micro_batch=BATCH // args.slots, slots=args.slots, epochs=1_000_000):
+        for step in ring.steps(data, micro_batch=workload.batch // args.slots, slots=args.slots, epochs=1_000_000):
             for x, y in step:
                 step.backward(workload.loss(model(x), y))
             optimizer.step()
-            meter.completed(BATCH)
+            meter.completed(workload.batch)
 
 
 if __name__ == "__main__":

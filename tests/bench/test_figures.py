@@ -37,7 +37,6 @@ def test_throughput_takes_the_median_of_the_rounds_ratios():
     assert found["ratio"] == 1.0
     assert found["ratio_of_cpu"] == 1.0
     assert found["reknit"]["samples_per_s"] == 80
-    assert throughput.misses({"ratio_vs_ddp": {"2": 0.89, "4": 0.9}}) == ["0.89 x DDP with 2 workers, limit 0.9"]
 
 
 def test_throughput_counts_the_quiet_rounds_if_there_are_two():
@@ -50,3 +49,12 @@ def test_throughput_counts_the_quiet_rounds_if_there_are_two():
 def test_what_others_use_is_what_is_not_ours():
     before, after = machine.Busy(10.0, 100.0, {1: 5.0, 2: 50.0}), machine.Busy(12.0, 103.0, {1: 6.5, 3: 0.5})
     assert after.others_since(before) == pytest.approx(1.0 / (2 * (os.cpu_count() or 1)))
+
+
+def test_throughput_misses_its_bar_with_any_model():
+    models = {"mlp": {"ratio_vs_ddp": {"2": 1.0, "4": 1.2}}, "conv": {"ratio_vs_ddp": {"2": 0.99, "4": 1.1}}}
+    assert throughput.lowest(models) == {"2": 0.99, "4": 1.1}
+    assert throughput.misses({"models": models}) == ["conv: 0.99 x DDP with 2 workers, bar 1.0"]
+    assert throughput.misses({"models": {"mlp": models["mlp"]}}) == []
+    assert throughput.misses({"models": {}}) == ["nothing was measured"]
+    assert throughput.misses({"models": {"mlp": {"ratio_vs_ddp": {"2": float("nan")}}}}) != []

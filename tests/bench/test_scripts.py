@@ -25,8 +25,12 @@ def test_workloads_are_the_same_each_time(name):
     assert workload.loss(one(x), y).ndim == 0
 
 
-def test_the_mlp_has_a_million_parameters():
-    assert sum(p.numel() for p in WORKLOADS["mlp"].model().parameters()) == 1_008_610
+@pytest.mark.parametrize(
+    ("name", "count"), [("mlp", 1_008_610), ("wide", 25_076_712), ("conv", 554_922), ("transformer", 25_333_856)]
+)
+def test_models_have_as_many_parameters_as_is_said(name, count):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in WORKLOADS[name].model().parameters()) == count
 
 
 def test_the_hash_sees_every_bit_of_every_state():
