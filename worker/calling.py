@@ -138,6 +138,7 @@ class Caller:
     def _lead(self) -> None:
         """Nobody has the run's state: what this worker has, or restores, is the run's from now on."""
         shared = self._shared
+        self._learner.forget()
         with shared.cv:
             if shared.whole and shared.step >= max(1, self.restorable):
                 shared.current = True

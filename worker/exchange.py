@@ -412,7 +412,8 @@ class Exchange:
     def restored(self, step: int, chain: int) -> None:
         """The run's state is what this worker holds now: `step` steps done."""
         with self.cv:
-            self.restore_wanted = False
+            self.restore_wanted = self.learning = False
+            self.load = self.received = None
             self.weights.touch()
             self.ready_at = step
             self.step, self.chain, self.current, self.whole = step, chain, True, True

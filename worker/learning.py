@@ -197,6 +197,10 @@ class Learner:
         self._fetcher.teachers([teacher], generation)
         self._fetcher.fetch(at_least, None)
 
+    def forget(self) -> None:
+        """What was to be learnt is not needed any more."""
+        self._fetcher.forget()
+
     def close(self) -> None:
         """Give up; the session is over."""
         self._fetcher.stop()
