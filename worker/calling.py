@@ -18,6 +18,7 @@ from .ring.neighbours import Neighbours
 from .ring.pieces import Piece
 from .ring.roll_call import Decision, Entry
 from .ring.token import circulate
+from .ring.vote import Wrong
 
 
 class Caller:
@@ -173,6 +174,7 @@ class Caller:
         with shared.cv:
             if me in decision.current:
                 shared.current = shared.whole = True
+                shared.heard(void=decision.void)
                 if me in decision.lacking:
                     shared.adopt(decision.furthest, ())
                 else:
@@ -235,7 +237,8 @@ class Caller:
         Raises:
             LinkBroken: it has changed: the roll is called anew.
         """
-        if chain.follow(held.of.settled.chain, held.buffer) == held.of.chain:
+        found = chain.follow(held.of.settled.chain, held.buffer)
+        if found == held.of.chain:
             return
         shared, step = self._shared, held.of.step
         why = f"diverged: the result of step {step} has changed while it was kept"
@@ -243,7 +246,7 @@ class Caller:
             if shared.main_step is not None and shared.main_step > step:
                 shared.results.pop(step)
             else:
-                shared.stray(why)
+                shared.stray(why, Wrong(self._identity.worker, "result", found, held.of.chain, "own"))
         raise LinkBroken("next", why)
 
 

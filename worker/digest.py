@@ -93,15 +93,16 @@ class WeightsDigest:
 class Watch:
     """Sees whether the weights change while a step is computed with them.
 
-    Only an optimizer's step, or a load, may change them. A script may do it too, by an in-place operation in forward:
-    torch counts those, and then nothing is said. A changed bit that torch knows nothing of is a fault of the memory.
+    Only an optimizer's step, or a load, may change them. A script may do it too, in forward, in place or by giving a
+    parameter other memory: torch counts that, and then nothing is said. A changed bit that torch does not
+    know of is a fault of the memory.
     """
 
     def __init__(self, weights: WeightsDigest) -> None:
         self._weights = weights
         self._step = -1
         self._before = 0
-        self._versions: list[int] = []
+        self._changes: list[tuple[int, int]] = []
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._waiting = False
@@ -113,7 +114,7 @@ class Watch:
             return
         self._settle()
         self._step = step
-        self._versions = self._counted()
+        self._changes = self._counted()
         if self._weights.nbytes < BESIDE:
             self._before = self._weights.take()
             return
@@ -128,7 +129,7 @@ class Watch:
         if step != self._step:
             return False
         self._settle()
-        return digest != self._before and self._versions == self._counted()
+        return digest != self._before and self._changes == self._counted()
 
     def forget(self) -> None:
         """The weights were loaded anew: what was seen of them before does not count."""
@@ -139,8 +140,9 @@ class Watch:
         if self._waiting:
             self._before, self._waiting = self._taken.get(), False
 
-    def _counted(self) -> list[int]:
-        return [p._version for p in self._weights.parameters]  # noqa: SLF001 - autograd's own count of changes in place
+    def _counted(self) -> list[tuple[int, int]]:
+        # autograd's own count of changes in place, and whether a parameter got other memory
+        return [(p._version, p.data_ptr()) for p in self._weights.parameters]  # noqa: SLF001
 
     def _run(self) -> None:
         while True:

@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable
 
 from reknit.core.errors import ReknitError
-from reknit.core.events import RingBroken, RingLinked, RingRecovered, WorkerLeaving, WorldChanged
+from reknit.core.events import (
+    JobDoubted,
+    RingBroken,
+    RingLinked,
+    RingRecovered,
+    WorkerDiverged,
+    WorkerLeaving,
+    WorldChanged,
+)
 
 from .calling import Caller
 from .candidate import Candidate
@@ -31,7 +39,7 @@ from .ring.pieces import Buffer
 from .ring.resend import Committed
 from .ring.roll_call import Decision
 from .ring.token import circulate
-from .ring.vote import Diverged
+from .ring.vote import Diverged, Wrong
 from .standing import Standing
 
 FLUSH_PATIENCE = 120.0
@@ -109,7 +117,8 @@ class Engine:
             Candidate(identity.job, identity.worker, identity.secret, shared, anew=self._anew, fed=self._fed),
             register,
         )
-        shared.on_stray = self.neighbours.abort
+        shared.on_stray = self._stray
+        shared.on_doubt = self._doubt
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
 
     # ------------------------------------------------------------------------------------ from other threads
@@ -260,7 +269,7 @@ class Engine:
             settle=lambda wishes: control.settle(
                 wishes, owners, self.slots, generation=world.generation, ring=ring, current=decision.current
             ),
-            witness=lambda: shared.own_weights() if self.identity.worker in decision.current else 0,
+            witness=lambda: shared.own_weights() if shared.current else 0,
         )
         try:
             settled, chain = work.run()
@@ -319,14 +328,18 @@ class Engine:
 
         Raises:
             Diverged: they changed meanwhile, and nobody is here who could have the right ones.
+            LinkBroken: they changed meanwhile: the roll call finds out who has the right ones.
         """
         shared = self.shared
         if not shared.own_slots():
             return 0
         digest = shared.own_weights()
-        if shared.weights.doubt and self.neighbours.following is None:
+        if shared.weights.doubt:
+            why = f"the weights changed while step {shared.step} was computed with them"
+            if self.neighbours.following is not None:
+                raise LinkBroken("next", f"diverged: {why}")
             raise Diverged(
-                f"the weights changed while step {shared.step} was computed with them, and no other worker has them",
+                f"{why}, and no other worker has them",
                 hint="bad memory, or a script that changes weights through .data in its forward pass "
                 "(then run it with --no-verify-weights); the run goes back to its last checkpoint",
             )
@@ -400,6 +413,28 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- when it breaks
 
+    def _stray(self, step: int, wrong: Wrong) -> None:
+        """This worker has other bits than the ring agreed on (any thread)."""
+        self.outlet.post(
+            WorkerDiverged(
+                worker=wrong.worker,
+                incarnation=self.shared.incarnation,
+                node=self.identity.node,
+                generation=self.shared.generation,
+                step=step,
+                what=wrong.what,
+                digest=wrong.digest,
+                right=wrong.right,
+                by=wrong.by,
+                observer=wrong.worker,
+            )
+        )
+        self.neighbours.abort()
+
+    def _doubt(self, step: int, why: str) -> None:
+        """A step that a sole worker committed cannot be trusted (main thread)."""
+        self.outlet.post(JobDoubted(run=self.identity.run, step=step, worker=self.identity.worker, reason=why))
+
     def _lost(self, world: WorldChanged, broken: LinkBroken) -> None:
         shared = self.shared
         if broken.orderly and shared.main_step is not None and shared.main_step >= shared.total:
@@ -412,8 +447,8 @@ class Engine:
             if self.shared.moved() or shared.upcoming is not None:
                 return
         following = self.neighbours.following
-        if shared.weights.stray:
-            broken = LinkBroken(broken.side, shared.weights.stray)
+        if shared.weights.why:
+            broken = LinkBroken(broken.side, shared.weights.why)
         elif following is not None and following.failure:
             broken = LinkBroken("next", following.failure)
         ring = [m.worker for m in world.members]

@@ -21,6 +21,7 @@ from .ring.link import Link
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
 from .ring.resend import Committed
+from .ring.vote import Diverged, Wrong
 from .weights import Held
 
 _FEW = 2
@@ -140,7 +141,8 @@ class Exchange:
         current: this worker has the run's state in memory, as the ring knows it.
         learning: the weights in memory are not the run's until the copy that was asked for is loaded.
         weights: digest of the weights that `step` is computed with, and what the ring agreed on about it.
-        on_stray: called once this worker's state is known not to be the run's: ends the links.
+        on_stray: called once this worker's state is known not to be the run's: tells it and ends the links.
+        on_doubt: called with what speaks for it once nobody can know any more whether the run's own state is right.
         left_out: a world was made without us; the main thread has not come back to the ring since.
         ready_at: step that the weights are ready for when the main thread has not begun any.
         taught: it has received a state, so its fresh one is gone.
@@ -188,7 +190,8 @@ class Exchange:
         self.computed: dict[int, Buffer] = {}
         self.notes: dict[int, SlotNote] = {}
         self.weights = Held()
-        self.on_stray: Callable[[], None] = lambda: None
+        self.on_stray: Callable[[int, Wrong], None] = lambda _step, _wrong: None
+        self.on_doubt: Callable[[int, str], None] = lambda _step, _why: None
         self._computing: set[int] = set()
         self._orphans: set[int] = set()
         self._pool: list[Buffer] = []
@@ -311,8 +314,18 @@ class Exchange:
         agreed = ready.of.settled.weights
         if self.weights.compare(step, agreed):
             return Apply(step, ready)
-        self.stray(f"diverged: step {step} was computed with weights {agreed:016x}, here {self.weights.digest:016x}")
-        return None
+        why = f"diverged: step {step} was computed with weights {agreed:016x}, here they are {self.weights.digest:016x}"
+        if self._compared(ready):
+            self.stray(why, Wrong(self.worker, "weights", self.weights.digest, agreed, "majority"))
+            return None
+        # a sole worker computed it: it or we are wrong, and what it did is committed
+        self.on_doubt(step, why)
+        raise Diverged(why, hint="nothing tells which of two is right: the run goes back to its last checkpoint")
+
+    def _compared(self, result: Result) -> bool:
+        """True if more than one worker computed the step: then they have compared their weights."""
+        used = self.used(result.of.step)
+        return sum(r.first < min(r.end, used) for r in result.of.owners) > 1
 
     def _unverified(self, step: int, ready: Result | None) -> bool:
         """True if it is time to take the digest of the weights."""
@@ -354,14 +367,14 @@ class Exchange:
                 self.weights.take(step, digest, doubt=doubt, state=state)
             self.cv.notify_all()
 
-    def stray(self, why: str) -> None:
+    def stray(self, why: str, wrong: Wrong) -> None:
         """This worker's state is not the run's: it must learn anew, and the ring be linked anew for that."""
         with self.cv:
-            self.weights.stray = why
+            self.weights.stray, self.weights.why = wrong, why
             self.current = self.whole = False
             self.learning = True
             self.cv.notify_all()
-        self.on_stray()
+        self.on_stray(self.main_step or 0, wrong)
 
     def put(self, step: int, slot: int, buffer: Buffer, note: SlotNote | None = None) -> None:
         """Hand in a computed slot and what it has to say; one that is no longer ours, or of a past step, is dropped."""
@@ -467,6 +480,12 @@ class Exchange:
                     return self.weights.digest
                 self.cv.wait()
             return 0
+
+    def heard(self, *, void: bool) -> None:
+        """The roll call has looked at our doubts: whoever goes on does so with weights that are right."""
+        with self.cv:
+            self.weights.void = self.weights.void or void
+            self.weights.doubt = False
 
     def ask(self, *, wanted: bool) -> None:
         """The ring wants (or wants no longer) a digest of the weights before the next slot is computed."""

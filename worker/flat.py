@@ -91,6 +91,11 @@ class Flat:
         # looked up each time: forward may have assigned a new tensor to the name
         return [b.detach() for m, name in self._buffer_places if (b := m._buffers[name]) is not None]
 
+    @property
+    def committed(self) -> list[torch.Tensor]:
+        """The buffers' values that every slot of the present step starts from, in the order of the layout."""
+        return self._committed
+
     # ---------------------------------------------------------------------------------------------- a slot
 
     def begin_slot(self) -> None:

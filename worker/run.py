@@ -16,12 +16,13 @@ from typing import Any
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
 from reknit.core.context import WorkerContext
-from reknit.core.errors import CheckpointError, RefusedByJob, UsageError
+from reknit.core.errors import CheckpointError, RefusedByJob, StateError, UsageError
 from reknit.core.events import (
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointRequested,
     CheckpointRestored,
+    JobDoubted,
     JobFinished,
     Member,
     ShardsPlanned,
@@ -39,8 +40,9 @@ from reknit.core.order import Course
 
 from . import numerics, restore, state
 from .batches import Batches
+from .digest import Watch, WeightsDigest
 from .engine import Engine
-from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result
+from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result, Verify
 from .feed import Feeder
 from .flat import Flat
 from .identity import Identity
@@ -48,6 +50,7 @@ from .ports import Outlet, Span
 from .pulse import Gauge
 from .ring.control import Plan, SlotNote
 from .ring.listener import Listener
+from .ring.vote import Diverged
 from .saving import Saving
 from .step import Step
 from .teaching import Teacher
@@ -111,6 +114,10 @@ class Run:
         self.shared = Exchange(
             context.worker, context.incarnation, self._flat.shape, self._used_slots, self.course.steps
         )
+        self.shared.weights.verify = context.verify_weights
+        names = [name for name, _ in tracked.buffers()]
+        self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
+        self._watch = Watch(self._weights)
         self._saving = Saving(
             context.worker,
             tracked,
@@ -202,6 +209,8 @@ class Run:
 
     def _begin_slot(self, step: Step, number: int, slot: int) -> Any:
         self._flat.begin_slot()
+        if self.shared.weights.verify:
+            self._watch.begin(number)
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
         batch = self._batches.fetch(number, slot)
         step.begin_slot()
@@ -250,6 +259,7 @@ class Run:
                     self._saving.wait()
                     state.load(self._tracked, Layout.decode(copy.layout), copy.memory)
                     self._flat.commit_buffers()
+                    self._watch.forget()
                     self._engine.ledger.take_over(copy.ledger)
                     self._learned_at = time.monotonic()
                     shared.loaded(copy.step)
@@ -261,8 +271,21 @@ class Run:
                     self._saving.copy_for_learners(
                         number, self._chain_before(number), shared.generation, self._engine.ledger.export()
                     )
+                case Verify(number):
+                    self._verify(number)
                 case Compute() | Apply() | Begin() | Done() as work:
                     return work
+
+    def _verify(self, step: int) -> None:
+        """Take the digest of the weights that a step was computed with; after the last step, of all the state."""
+        digest = self._weights.take()
+        ends = step == self.shared.total
+        self.shared.verified(
+            step,
+            digest,
+            doubt=self._watch.changed(step, digest),
+            state=state.digest(self._tracked) or 1 if ends else 0,
+        )
 
     def _chain_before(self, step: int) -> int:
         with self.shared.cv:
@@ -384,6 +407,8 @@ class Run:
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))
+            case JobDoubted():
+                self._doubted(event)
             case JobFinished():
                 if event.run == self.context.run and event.outcome != "completed":
                     with shared.cv:
@@ -391,6 +416,13 @@ class Run:
                         shared.cv.notify_all()
             case _:
                 pass
+
+    def _doubted(self, event: JobDoubted) -> None:
+        """Somebody holds other weights for a step that a sole worker committed: whoever has that step gives up."""
+        shared = self.shared
+        if event.run == self.context.run and event.worker != self.context.worker and shared.step > event.step:
+            hint = "nothing tells which of two is right: the run goes back to its last checkpoint"
+            shared.fail(Diverged(f"{event.worker} says: {event.reason}", hint=hint))
 
     def _beat(self) -> None:
         if self._bus is not None:
@@ -417,6 +449,11 @@ class Run:
         if context.checkpoint_dir:
             run = "" if context.resume else context.run
             found, skipped = restore.newest_state(Path(context.checkpoint_dir), context.job, run=run)
+        if found is None and (self._done or shared.taught or not shared.weights.vouched):
+            raise StateError(
+                "nobody has the state of the run any more, and this worker's weights are not those that it began with",
+                hint="it is started anew, and the run begins again; take checkpoints to lose less",
+            )
         step = chain = 0
         if found is not None:
             manifest = found.manifest

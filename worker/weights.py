@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from .ring.vote import Wrong
+
 
 @dataclasses.dataclass(slots=True)
 class Held:
@@ -18,10 +20,12 @@ class Held:
         step: whose weights the digest is of, -1: none was taken, or slots were computed since.
         digest: of parameters and buffers.
         state: of all that is tracked, after the last step of a run; 0 before.
-        doubt: they changed while the step was computed, and no script did it.
+        doubt: they changed while the step was computed, and torch knows of nobody who did it.
+        void: in this run that is the script's doing.
         vouched: they were compared equal since this worker last received a state, or it never received one.
         asked: the ring waits for a digest: it comes before the next slot.
-        stray: why this worker's weights are known to be wrong, "" if they are not.
+        stray: in what this worker is known to be wrong, None if it is not.
+        why: the same in words.
     """
 
     verify: bool = False
@@ -29,9 +33,11 @@ class Held:
     digest: int = 0
     state: int = 0
     doubt: bool = False
+    void: bool = False
     vouched: bool = True
     asked: bool = False
-    stray: str = ""
+    stray: Wrong | None = None
+    why: str = ""
 
     def of(self, step: int) -> int:
         """The digest of this step's weights, 0 if it was not taken."""
@@ -39,7 +45,7 @@ class Held:
 
     def take(self, step: int, digest: int, *, doubt: bool = False, state: int = 0) -> None:
         """A digest was taken."""
-        self.step, self.digest, self.doubt, self.state = step, digest, doubt, state
+        self.step, self.digest, self.doubt, self.state = step, digest, doubt and not self.void, state
 
     def touch(self) -> None:
         """A slot is being computed: the digest is taken (again) after it."""
@@ -49,7 +55,7 @@ class Held:
         """Other weights are coming, from a peer: nobody has compared them yet."""
         self.touch()
         self.vouched = False
-        self.stray = ""
+        self.stray, self.why = None, ""
 
     def compare(self, step: int, agreed: int) -> bool:
         """Compare with what the ring agreed on for this step; False if both are known and differ."""

@@ -29,7 +29,9 @@ def ballots(text: str) -> list[Ballot]:
         ("a=0 b=0", 0, ""),
         ("a=1! b=2", 2, "a"),  # two workers: the one whose own bits changed is wrong
         ("a=1 b=2!", 1, "b"),
-        ("a=1! b=1", 1, ""),  # a doubt without a difference says nothing
+        ("a=1! b=1", 1, ""),  # another one has the same bits of its own: the doubt is settled
+        ("a=1! b=1~", 0, None),  # but not by a copy of them
+        ("a=1!", 0, None),
         ("a=1! b=2 c=2~", 2, "a"),
         ("a=1! c=1~ b=2", 2, "a c"),  # a copy of the doubtful one is as wrong, and no witness for it
         ("a=1 b=1 c=2~ d=2~", 1, "c d"),  # two copies of one state are one witness
@@ -61,6 +63,7 @@ def test_table(said, right, wrong):
         ("a=1 b=2 c=0~", "c"),
         ("a=1 b=1 c=2 d=0", "d"),  # two of four are no majority yet
         ("a=1 b=0 c=2 d=0", "b d"),
+        ("a=1! b=0 c=0~", "b c"),
         ("a=1! b=2 c=0", "c"),
     ],
 )
@@ -81,8 +84,17 @@ def test_all_are_named_when_nobody_can_tell():
 def test_it_is_said_how_it_is_known():
     (wrong,) = weigh("weights", "", ballots("a=1! b=2")).wrong
     assert wrong.words(7) == "a found its own weights changed in step 7"
+    (wrong,) = weigh("weights", "", ballots("a=1! b=2! c=2!")).wrong
+    assert wrong.by == "majority"
     (wrong,) = weigh("result", "", ballots("a=1 b=2 c=1")).wrong
     assert wrong.words(7) == "b held another result in step 7 than the majority"
+
+
+def test_what_most_doubt_at_once_is_the_scripts_doing():
+    assert weigh("weights", "", ballots("a=1! b=1!")).void
+    assert weigh("weights", "", ballots("a=1! b=1! c=1")).void
+    assert not weigh("weights", "", ballots("a=1! b=1 c=1")).void
+    assert not weigh("weights", "", ballots("a=1 b=1")).void
 
 
 anybody = st.lists(
@@ -109,7 +121,7 @@ def test_a_verdict_names_whoever_differs_and_leaves_somebody(members):
     try:
         verdict = weigh("weights", "", members)
     except Diverged:
-        assert len({b.digest for b in members if b.digest}) > 1
+        assert len({b.digest for b in members if b.digest}) > 1 or any(b.doubt for b in members)
         return
     if verdict.ask:
         silent = {b.worker for b in members if not b.digest}

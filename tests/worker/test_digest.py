@@ -130,6 +130,9 @@ def test_a_change_by_the_script_is_no_fault(watched) -> None:
     with torch.no_grad():
         model.weight.clamp_(-0.01, 0.01)
     assert not watch.changed(3, weights.take())
+    watch.begin(4)
+    model.weight.data = model.weight.data.sign()
+    assert not watch.changed(4, weights.take())
 
 
 def test_nothing_is_said_of_a_step_that_was_not_begun_or_after_a_load(watched) -> None:

@@ -332,6 +332,8 @@ class Agent:
             slots=mine.slots,
             checkpoint_dir=mine.checkpoint_dir,
             resume=mine.resume,
+            verify_weights=mine.verify_weights,
+            chaos=mine.chaos,
         )
         return Order(action.worker, to_env(context), mine.script, mine.args, mine.module, self._threads, line)
 

@@ -88,6 +88,7 @@ class Decision:
         words: the decision in words.
         ask: members that must take a digest of their weights before anything can be decided; then the roll is called
             again, as with a leader.
+        void: that weights change while a step is computed is the script's doing: it says nothing about who is wrong.
     """
 
     furthest: int
@@ -104,6 +105,7 @@ class Decision:
     diverged: tuple[Wrong, ...]
     words: str
     ask: tuple[str, ...] = ()
+    void: bool = False
 
 
 def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
@@ -120,7 +122,7 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         return _cold(entries)
     furthest = max(e.held for e in current)
     holders = [e for e in current if e.held == furthest]
-    diverged, ask = _diverged(holders)
+    diverged, ask, void = _diverged(holders)
     if ask:
         return _asking(furthest, ask)
     wrong = {d.worker for d in diverged}
@@ -168,11 +170,12 @@ def decide(entries: Sequence[Entry], slots: int, generation: int) -> Decision:
         current=frozenset(e.worker for e in current),
         diverged=diverged,
         words=words,
+        void=void,
     )
 
 
-def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, ...]]:
-    """Holders of the furthest result that have other bits than the right ones; or whom to ask first.
+def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, ...], bool]:
+    """Holders of the furthest result that have other bits than the right ones; whom to ask first; if doubts are void.
 
     Results come first: who has another one has other weights for that reason alone.
     """
@@ -183,11 +186,11 @@ def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, .
     ballots = [vote.Ballot(e.worker, e.weights, e.vouched, e.doubt) for e in rest]
     weights = vote.weigh("weights", f"in step {furthest + 1}", ballots)
     if weights.ask:
-        return (), weights.ask
+        return (), weights.ask, False
     found = (*results.wrong, *weights.wrong)
     wrong = {w.worker for w in found}
     states = [vote.Ballot(e.worker, e.state, e.vouched) for e in rest if e.worker not in wrong and e.state]
-    return (*found, *vote.minority("state", f"after step {furthest}", states)), ()
+    return (*found, *vote.minority("state", f"after step {furthest}", states)), (), weights.void
 
 
 def agreed(ends: Sequence[tuple[int, int]]) -> bool:

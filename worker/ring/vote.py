@@ -6,7 +6,8 @@ Each member says which digest it has. Members are witnesses, and a witness count
 
 * who has received its state from a peer since it was last compared (`vouched` is False) repeats what that peer had:
   such members that agree with each other are one witness, and none at all beside one who was compared;
-* who has found its own bits changed under it (`doubt`) is no witness, nor is a copy of it;
+* who has found its own bits changed under it (`doubt`) is no witness, nor is a copy of it; when most say so at once it
+  is the script that changes them, and the doubt is void;
 * who has not told its digest is asked before anything is decided that it could turn.
 
 A digest is right when more than half of the witnesses have it. Otherwise nobody can tell, and that is said (`Diverged`)
@@ -80,11 +81,13 @@ class Verdict:
         right: the right digest, 0 if nobody told one or some must be asked first.
         wrong: members that have another.
         ask: members that must tell theirs before it can be decided; then nothing else is said.
+        void: doubts mean nothing in this run.
     """
 
     right: int = 0
     wrong: tuple[Wrong, ...] = ()
     ask: tuple[str, ...] = ()
+    void: bool = False
 
 
 def weigh(what: What, where: str, ballots: Sequence[Ballot]) -> Verdict:
@@ -96,30 +99,38 @@ def weigh(what: What, where: str, ballots: Sequence[Ballot]) -> Verdict:
         ballots: one a member; the order does not matter but for that of the answer.
 
     Raises:
-        Diverged: digests differ and no majority tells which is right.
+        Diverged: digests differ, or the only one there is was doubted, and no majority tells which is right.
     """
     told = {b.digest for b in ballots if b.digest}
-    if len(told) <= 1:
+    doubts = sum(b.doubt for b in ballots)
+    if len(told) <= 1 and not doubts:
         return Verdict(right=next(iter(told), 0))
-    witnesses = _witnesses(ballots)
+    silent = tuple(b.worker for b in ballots if not b.digest)
+    if doubts and silent:
+        return Verdict(ask=silent)
+    void = doubts > 1 and 2 * doubts > len(ballots)
+    witnesses = list(ballots) if void else _witnesses(ballots)
     counts = _count(witnesses)
-    silent = [b.worker for b in witnesses if not b.digest]
+    silent = tuple(b.worker for b in witnesses if not b.digest)
     right, count = max(counts.items(), key=lambda item: item[1], default=(0, 0))
     if 2 * count <= sum(counts.values()) + len(silent):
         if silent:
-            return Verdict(ask=tuple(silent))
-        said = ", ".join(f"{b.worker} {b.digest:016x}" for b in ballots if b.digest)
+            return Verdict(ask=silent)
+        said = ", ".join(f"{b.worker} {b.digest:016x}" + " in doubt" * b.doubt for b in ballots if b.digest)
         raise Diverged(
-            f"the workers hold different {_PLURAL[what]} {where} and no majority says which is right ({said})",
+            f"the workers hold different {_PLURAL[what]} {where} and no majority says which is right ({said})"
+            if len(told) > 1
+            else f"the {_PLURAL[what]} {where} changed under a worker, and no majority has others of its own ({said})",
             hint="none of it was committed: the run goes back to its last checkpoint",
         )
     return Verdict(
         right=right,
         wrong=tuple(
-            Wrong(b.worker, what, b.digest, right, "own" if b.doubt else "majority")
+            Wrong(b.worker, what, b.digest, right, "own" if b.doubt and not void else "majority")
             for b in ballots
             if b.digest not in (0, right)
         ),
+        void=void,
     )
 
 
@@ -139,10 +150,7 @@ def _witnesses(ballots: Sequence[Ballot]) -> list[Ballot]:
     """Members whose word counts for something."""
     sound = [b for b in ballots if not b.doubt]
     doubted = {b.digest for b in ballots if b.doubt} - {b.digest for b in sound if b.vouched}
-    sound = [b for b in sound if b.vouched or b.digest not in doubted]
-    if any(b.digest for b in sound):
-        return sound
-    return list(ballots)  # all doubt themselves: a script that changes its weights in forward says nothing by that
+    return [b for b in sound if b.vouched or b.digest not in doubted]
 
 
 def _count(witnesses: Sequence[Ballot]) -> dict[int, int]:

@@ -57,6 +57,9 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """Intra-op threads a worker; 0: one, so that bits do not depend on how many workers share the cores."""
     resume: bool = False
     """A run without any live state may begin from a checkpoint of an earlier run of this job."""
+    verify_weights: bool = False
+    chaos: bool = False
+    """Workers obey `job.chaos`."""
 
 
 class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,10 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     checkpoint_dir: str = ""
     resume: bool = False
+    verify_weights: bool = False
+    """Compare the weights with all other workers' in every step; all workers of a run do, or none."""
+    chaos: bool = False
+    """Obey `job.chaos`."""
 
 
 C = TypeVar("C", Endpoint, AgentContext, WorkerContext)

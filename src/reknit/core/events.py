@@ -186,6 +186,17 @@ class JobInexact(Event, frozen=True, tag="job.inexact"):
     """The first difference, in words."""
 
 
+class JobDoubted(Event, frozen=True, tag="job.doubted"):
+    """A step that a sole worker has committed may be wrong, and nobody can tell: who has it gives up its state."""
+
+    run: str
+    step: int
+    """The first step in doubt."""
+    worker: str
+    """Who holds other weights for it."""
+    reason: str = ""
+
+
 class ChaosAsked(Event, frozen=True, tag="job.chaos"):
     """Somebody asked for a fault, to see it found; a worker obeys only if the job was submitted with `chaos`."""
 
@@ -699,7 +710,7 @@ class NodePulse(Pulse, frozen=True, tag="node"):
     memory_free: int = 0
 
 
-JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | ChaosAsked | JobFinished
+JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | JobDoubted | ChaosAsked | JobFinished
 NodeEvent = AgentJoined | AgentLeft
 WorkerEvent = (
     WorkerStarted

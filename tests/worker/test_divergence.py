@@ -1,0 +1,306 @@
+"""Wrong bits in whole rings inside one process: found before the step is committed, named, healed; real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reknit.core.events import RingBroken, WorkerDiverged
+from reknit.worker.ring.vote import Diverged
+from support.rings import PretendWorker, Rings, wait_until
+
+SLOTS, TOTAL = 6, 8
+
+
+class Healing:
+    """A ring whose links are made anew whenever they break, as membership would."""
+
+    def __init__(self, rings: Rings, names: str, **roles: str) -> None:
+        self.rings, self.names, self.roles = rings, list(names), roles
+        for name in names:
+            if name not in rings.workers:
+                rings.add(PretendWorker(name, slots=SLOTS, total=TOTAL))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __getitem__(self, name: str) -> PretendWorker:
+        return self.rings.workers[name]
+
+    def begin(self) -> None:
+        self.rings.world(self.names, **self.roles)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.002):
+            if any(b.generation == self.rings.generation for b in self.told(RingBroken)):
+                self.rings.world(self.names, **self.roles)
+
+    def told(self, kind: type) -> list[Any]:
+        workers = list(self.rings.workers.values())
+        return [event for worker in workers for event in list(worker.outlet.events) if isinstance(event, kind)]
+
+    def finish(self) -> list[str]:
+        return self.rings.finish(self.names)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def rings() -> Iterator[Rings]:
+    r = Rings()
+    yield r
+    r.close()
+
+
+@pytest.fixture
+def heal(rings: Rings) -> Iterator[Any]:
+    made: list[Healing] = []
+
+    def make(names: str, **roles: str) -> Healing:
+        made.append(Healing(rings, names, **roles))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one._thread.ident:
+            one.end()
+
+
+@pytest.fixture(scope="module")
+def calm() -> str:
+    r = Rings()
+    try:
+        r.add(PretendWorker("x", slots=SLOTS, total=TOTAL))
+        r.world(["x"])
+        return r.finish(["x"])[0]
+    finally:
+        r.close()
+
+
+def spoil(worker: PretendWorker, when: str, step: int, *, what: str = "weights", doubts: bool = False) -> list[int]:
+    """Change one bit of the worker once, at this moment of this step; the list holds the step once it is done."""
+    done: list[int] = []
+
+    def meddle(now: str, at: int) -> None:
+        if (now, at) != (when, step) or done:
+            return
+        done.append(at)
+        if what == "weights":
+            worker.weights = worker.weights.copy()  # torch's memory is its own; here an older array may be shared
+            worker.weights.view(np.uint32)[worker.weights.size // 2] ^= 1 << 20
+        else:
+            worker.shared.results[at].buffer[43] ^= 1
+        worker.doubts = doubts
+
+    worker.meddle = meddle
+    return done
+
+
+MOMENTS = ["compute", "put", "verify", "verified", "apply", "applied"]
+
+
+@pytest.mark.parametrize("victim", "abc")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_flipped_bit_in_the_weights_of_one_of_three(heal, calm, moment, victim, step):
+    ring = heal("abc")
+    done = spoil(ring[victim], moment, step)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert done == [step]
+    (told,) = ring.told(WorkerDiverged)
+    # the first digest after the bit: that of the same step, or of the next one if this one's was taken
+    found = {step} if moment in ("compute", "put", "verify") else {step + 1}
+    if moment == "verified" and step == 0:
+        found = {0, 1}  # before anybody has slots, a digest may be taken once more
+    assert (told.worker, told.node, told.what, told.by) == (victim, victim, "weights", "majority")
+    assert told.step in found
+    assert told.observer != victim
+    assert told.digest != told.right
+    assert any("diverged" in b.error for b in ring.told(RingBroken))
+
+
+@pytest.mark.parametrize("victim", "abc")
+def test_a_bit_that_flips_after_the_last_step_is_found_before_anybody_leaves(heal, calm, victim):
+    ring = heal("abc")
+    spoil(ring[victim], "applied", TOTAL - 1)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.step) == (victim, TOTAL)
+
+
+@pytest.mark.parametrize("victim", "abc")
+def test_a_result_that_changes_before_it_is_applied_shows_as_other_weights(heal, calm, victim):
+    ring = heal("abc")
+    spoil(ring[victim], "apply", 3, what="result")
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.what, told.step) == (victim, "weights", 4)
+
+
+def test_a_result_that_arrives_other_than_it_was_sent_is_not_committed(heal, calm):
+    """A bit that TCP's checksum let through: found by the last active's chain, in the same step."""
+    ring = heal("abc")
+    a = ring["a"]
+    right, spoilt = a.engine._cut, []
+
+    def receive(piece: Any, was: Any) -> memoryview:
+        view = was(piece)
+        if a.shared.step == 3 and not spoilt:
+            spoilt.append(a.shared.step)
+            view[5] ^= 1
+        return view
+
+    from reknit.worker.ring.reduction import Reduction
+
+    was = Reduction._receive
+    try:
+        Reduction._receive = lambda self, piece: (
+            receive(piece, lambda p: was(self, p)) if self.where.place == 0 else was(self, piece)
+        )
+        ring.begin()
+        assert set(ring.finish()) == {calm}
+    finally:
+        Reduction._receive = was
+    assert spoilt == [3]
+    assert right
+    assert ring.told(WorkerDiverged) == []  # nobody holds wrong bits: it was not taken
+    assert any("diverged: the result of step 3 arrived here" in b.error for b in ring.told(RingBroken))
+
+
+def test_of_two_the_one_that_saw_its_own_weights_change_learns(heal, calm):
+    ring = heal("ab")
+    spoil(ring["b"], "put", 3, doubts=True)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.by, told.observer) == ("b", "own", "a")
+
+
+def test_of_two_nobody_goes_on_when_nothing_tells_who_is_right(heal):
+    ring = heal("ab")
+    spoil(ring["b"], "verified", 3)
+    ring.begin()
+    wait_until(lambda: ring["a"].error and ring["b"].error, what="both fail")
+    for name in "ab":
+        assert isinstance(ring[name].error, Diverged)
+        assert "different weights in step 4" in str(ring[name].error)
+        assert max(ring[name].applied) == 3, "the doubtful step was not committed"
+
+
+def test_alone_it_stops_rather_than_go_on(heal):
+    ring = heal("a")
+    spoil(ring["a"], "put", 3, doubts=True)
+    ring.begin()
+    wait_until(lambda: ring["a"].error, what="it fails")
+    assert isinstance(ring["a"].error, Diverged)
+    assert max(ring["a"].applied) == 2
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "s"])
+def test_two_workers_and_a_spare_are_three_witnesses(heal, calm, victim):
+    ring = heal("abs", s="spare")
+    done = spoil(ring[victim], "verified", 3)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert done == [3]
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.what, told.step) == (victim, "weights", 4)
+
+
+def test_a_sole_active_is_compared_with_its_spares_before_it_commits(heal, calm):
+    ring = heal("ast", s="spare", t="spare")
+    spoil(ring["a"], "verified", 3)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.step) == ("a", 4)
+
+
+def test_a_spare_that_is_wrong_does_not_stop_the_others(heal, calm):
+    ring = heal("abs", s="spare")
+    spoil(ring["s"], "applied", 3)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert {w.worker for w in ring.told(WorkerDiverged)} == {"s"}
+    for name in "ab":
+        assert len(ring[name].computed) == len(set(ring[name].computed)), "a slot was computed twice"
+
+
+def test_two_wrong_ones_of_five(heal, calm):
+    ring = heal("abcde")
+    spoil(ring["b"], "compute", 3)
+    spoil(ring["d"], "verify", 3)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert {w.worker for w in ring.told(WorkerDiverged)} == {"b", "d"}
+
+
+def test_the_same_worker_twice(heal, calm):
+    ring = heal("abc")
+    b = ring["b"]
+    first = spoil(b, "compute", 2)
+    once = b.meddle
+    second: list[int] = []
+
+    def again(when: str, step: int) -> None:
+        once(when, step)
+        if first and when == "applied" and step >= 4 and not second:
+            second.append(step)
+            b.weights = b.weights.copy()
+            b.weights.view(np.uint32)[7] ^= 4
+
+    b.meddle = again
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert second
+    assert [w.worker for w in ring.told(WorkerDiverged)] == ["b", "b"]
+
+
+def test_whoever_learned_from_a_wrong_teacher_is_wrong_too(heal, calm):
+    """The bit flips just before the teacher's state is copied: then the learner has it as well."""
+    ring = heal("abd")
+    joiner = ring.rings.add(PretendWorker("c", slots=SLOTS, total=TOTAL, seed=7))
+    gates = [ring[n].pause_at(3) for n in "abd"]
+    spoilt: list[str] = []
+
+    def spoil_before_copying(teacher: PretendWorker) -> None:
+        was = teacher.shared.copying
+
+        def copying(step: int) -> Any:
+            if step >= 3 and not spoilt:
+                spoilt.append(teacher.name)
+                teacher.weights = teacher.weights.copy()
+                teacher.weights.view(np.uint32)[9] ^= 1 << 9
+            return was(step)
+
+        teacher.shared.copying = copying
+
+    for name in "abd":
+        spoil_before_copying(ring[name])
+    ring.begin()
+    wait_until(lambda: all(ring[n].paused for n in "abd"))
+    ring.names = list("abdc")
+    ring.rings.world(ring.names)
+    for gate in gates:
+        gate.set()
+    assert set(ring.finish()) == {calm}
+    assert spoilt
+    assert spoilt[0] in {w.worker for w in ring.told(WorkerDiverged)}
+    assert joiner.applied or joiner.shared.main_step == TOTAL
+
+
+def test_with_verification_off_nothing_is_asked_for(rings, calm):
+    for name in "ab":
+        rings.add(PretendWorker(name, slots=SLOTS, total=TOTAL, verify=False))
+    rings.world(["a", "b"])
+    assert set(rings.finish(["a", "b"])) == {calm}
+    assert not any("verify" in line for name in "ab" for line in rings.workers[name].trail)
