@@ -1,8 +1,8 @@
 """Frames on a ring link: a fixed header and a payload.
 
-Header, little endian, 32 bytes: magic `RKN1`, kind u8, 3 bytes zero, generation u32, piece u32, coverage u32,
+Header, little endian, 32 bytes: magic `RKN2`, kind u8, lane u8, 2 bytes zero, generation u32, piece u32, coverage u32,
 length u32, step i64. `coverage` counts the slots that are summed up in the payload; only a final piece that covers all
-slots of a step is ever applied.
+slots of a step is ever applied. `lane` is 1 if the payload does not follow but lies in memory that both sides share.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import struct
 
 from reknit.core.errors import WireError
 
-MAGIC = b"RKN1"
-HEADER = struct.Struct("<4sB3xIIIIq")
+MAGIC = b"RKN2"
+HEADER = struct.Struct("<4sBB2xIIIIq")
 MAX_PAYLOAD = 64 << 20
 PIECE = 256 << 10
 """Bytes of a piece: large enough for the system calls, small enough to stay in the cache while it is summed."""
@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
-    """Decoded frame header; `length` is the payload's size in bytes."""
+    """Decoded frame header; `length` is the payload's size in bytes, `lane`: it is in the shared memory."""
 
     kind: Kind
     generation: int
@@ -45,10 +45,13 @@ class Header:
     piece: int
     coverage: int
     length: int
+    lane: bool = False
 
     def pack(self) -> bytes:
         """Encode to `HEADER.size` bytes."""
-        return HEADER.pack(MAGIC, self.kind, self.generation, self.piece, self.coverage, self.length, self.step)
+        return HEADER.pack(
+            MAGIC, self.kind, self.lane, self.generation, self.piece, self.coverage, self.length, self.step
+        )
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:
@@ -57,7 +60,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
     Raises:
         WireError: wrong magic, unknown kind or a length beyond `MAX_PAYLOAD`: the peer does not speak this protocol.
     """
-    magic, kind, generation, piece, coverage, length, step = HEADER.unpack(data)
+    magic, kind, lane, generation, piece, coverage, length, step = HEADER.unpack(data)
     if magic != MAGIC:
         raise WireError(f"ring frame with magic {bytes(magic)!r}, expected {MAGIC!r}")
     try:
@@ -66,4 +69,4 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
         raise WireError(f"ring frame of unknown kind {kind}") from None
     if length > MAX_PAYLOAD:
         raise WireError(f"ring frame of {length} bytes, more than {MAX_PAYLOAD}")
-    return Header(known, generation, step, piece, coverage, length)
+    return Header(known, generation, step, piece, coverage, length, bool(lane))

@@ -1,9 +1,12 @@
 """Who may connect: a mutual proof of the job's secret, bound to job, generation, both members and the purpose.
 
     dialer  -> {job, purpose, generation, worker, incarnation, to, nonce}
-    listener-> {nonce, proof = HMAC(secret, "listener" | hello | nonce)}      or {refused: why}
-    dialer  -> {proof = HMAC(secret, "dialer" | hello | nonce)}
-    listener-> {ok: true}                                                     or {refused: why}
+    listener-> {nonce, proof = HMAC(secret, "listener" | hello | nonce), door}  or {refused: why}
+    dialer  -> {proof = HMAC(secret, "dialer" | hello | nonce), token}
+    listener-> {ok: true, lane}                                                 or {refused: why}
+
+A dialer that can reach the listener's door (see `door`) has sent a lane there with this token; `lane` says whether the
+listener has it, so that both use it or neither does.
 
 A message is a u32 length (at most 4 KiB) and msgpack. Nothing is believed before the proof; a stale generation is
 refused by number.
@@ -16,10 +19,14 @@ import hashlib
 import hmac
 import secrets
 import struct
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from reknit.core import wire
 from reknit.core.errors import ReknitError, WireError
+
+from .door import Door
+from .lane import Incoming
 
 _LENGTH = struct.Struct("<I")
 _MAX = 4096
@@ -63,8 +70,17 @@ class Hello:
         return wire.pack(list(dataclasses.astuple(self)))
 
 
-def dial(sock: Connection, hello: Hello, secret: str) -> None:
+def dial(sock: Connection, hello: Hello, secret: str, offer: Callable[[str], bytes] = lambda _door: b"") -> bool:
     """Introduce ourselves on a fresh connection and check the listener's proof; the caller sees to the patience.
+
+    Args:
+        sock: the connection.
+        hello: who we are.
+        secret: the job's.
+        offer: sends a lane to the listener's door and returns its token, empty if it cannot be reached.
+
+    Returns:
+        True if the listener has taken the lane.
 
     Raises:
         Refused: the listener refuses, or does not know the secret.
@@ -78,14 +94,29 @@ def dial(sock: Connection, hello: Hello, secret: str) -> None:
     theirs = answer.get("nonce", b"")
     if not hmac.compare_digest(_bytes(answer.get("proof")), _proof(secret, b"listener", hello, ours)):
         raise Refused(f"{hello.to} does not know the secret of job {hello.job!r}")
-    _send(sock, {"proof": _proof(secret, b"dialer", hello, _bytes(theirs))})
+    token = offer(str(answer.get("door", "")))
+    _send(sock, {"proof": _proof(secret, b"dialer", hello, _bytes(theirs)), "token": token})
     last = _receive(sock)
     if not last.get("ok"):
         raise Refused(str(last.get("refused", "refused without a reason")))
+    return bool(token) and last.get("lane") is True
 
 
-def accept(sock: Connection, job: str, worker: str, secret: str, oldest_generation: int) -> Hello:
+def accept(
+    sock: Connection, job: str, worker: str, secret: str, oldest_generation: int, *, door: Door | None = None
+) -> tuple[Hello, Incoming | None]:
     """Answer a dialer; the caller sees to the patience.
+
+    Args:
+        sock: the connection.
+        job: its name.
+        worker: who we are.
+        secret: the job's.
+        oldest_generation: older ones are refused.
+        door: where a dialer on this host may leave a lane.
+
+    Returns:
+        Who the dialer is, and the lane that it shares with us.
 
     Raises:
         Refused: wrong job, wrong secret, stale generation, or not this protocol; the dialer has been told.
@@ -109,13 +140,21 @@ def accept(sock: Connection, job: str, worker: str, secret: str, oldest_generati
         _send(sock, {"refused": reason})
         raise Refused(reason)
     ours = secrets.token_bytes(16)
-    _send(sock, {"nonce": ours, "proof": _proof(secret, b"listener", hello, nonce)})
-    if not hmac.compare_digest(_bytes(_receive(sock).get("proof")), _proof(secret, b"dialer", hello, ours)):
+    name = door.name if door is not None and hello.purpose == "ring" else ""
+    _send(sock, {"nonce": ours, "proof": _proof(secret, b"listener", hello, nonce), "door": name})
+    answer = _receive(sock)
+    if not hmac.compare_digest(_bytes(answer.get("proof")), _proof(secret, b"dialer", hello, ours)):
         reason = f"{hello.worker!r} does not know the secret of job {job!r}"
         _send(sock, {"refused": reason})
         raise Refused(reason)
-    _send(sock, {"ok": True})
-    return hello
+    lane = door.take(_bytes(answer.get("token"))) if door is not None and name else None
+    try:
+        _send(sock, {"ok": True, "lane": lane is not None})
+    except OSError:
+        if lane is not None:
+            lane.close()
+        raise
+    return hello, lane
 
 
 def _proof(secret: str, side: bytes, hello: Hello, nonce: bytes) -> bytes:

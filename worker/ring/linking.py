@@ -11,6 +11,7 @@ from collections.abc import Callable
 from reknit.core.errors import ReknitError
 
 from . import hello
+from .door import Offer
 from .hello import Hello, Refused
 from .link import Link, LinkBroken
 from .listener import Listener
@@ -29,12 +30,26 @@ class WorldMoved(ReknitError):
 
 
 def link_next(
-    address: str, greeting: Hello, secret: str, on_error: Callable[[], None], moved: Callable[[], bool]
+    address: str,
+    greeting: Hello,
+    secret: str,
+    on_error: Callable[[], None],
+    moved: Callable[[], bool],
+    *,
+    lanes: bool = True,
 ) -> Link:
     """Dial the next worker and introduce ourselves; waits as long as the world does not move.
 
     A peer that refuses the connection is reported at once (its process is gone), one that does not answer after a
     while. Whether it is dead or only the way to it is broken is for membership to say.
+
+    Args:
+        address: `host:port` of the next worker's listener.
+        greeting: who we are.
+        secret: the job's.
+        on_error: given to the link.
+        moved: True once a newer world exists.
+        lanes: share memory with a worker on this host.
 
     Raises:
         WorldMoved: a newer world arrived meanwhile.
@@ -46,8 +61,10 @@ def link_next(
         sock = _connect(host.strip("[]"), int(port), moved)
         # counted from the first connection: a peer that accepts and closes, again and again, does not answer either
         give_up = give_up or time.monotonic() + HELLO_PATIENCE
+        offer = Offer()
+        taken = False
         try:
-            hello.dial(_Watched(sock, moved, give_up), greeting, secret)
+            taken = hello.dial(_Watched(sock, moved, give_up), greeting, secret, offer if lanes else _no_offer)
         except Refused as error:
             sock.close()
             if moved():
@@ -63,8 +80,14 @@ def link_next(
         except WorldMoved:
             sock.close()
             raise
-        return Link(sock, "next", greeting.generation, on_error)
+        finally:
+            outgoing = offer.settle(taken=taken)
+        return Link(sock, "next", greeting.generation, on_error, outgoing=outgoing)
     raise WorldMoved("a newer world arrived while dialling")
+
+
+def _no_offer(_door: str) -> bytes:
+    return b""
 
 
 class _Watched:
@@ -138,8 +161,8 @@ def take_previous(
         WorldMoved: a newer world arrived meanwhile.
     """
     while not moved():
-        sock = listener.take("ring", generation, worker)
-        if sock is not None:
-            return Link(sock, "previous", generation, on_error)
+        arrived = listener.take("ring", generation, worker)
+        if arrived is not None:
+            return Link(arrived.sock, "previous", generation, on_error, incoming=arrived.lane)
         wait(_SLICE)  # what comes between the look and the wait wakes nobody
     raise WorldMoved("a newer world arrived while waiting for the previous worker")

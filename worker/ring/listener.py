@@ -7,15 +7,32 @@ past generations are refused and closed. Each hello has a short thread of its ow
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable
 
 from . import hello
+from .door import Door
 from .hello import Hello, Refused
+from .lane import Incoming
 
 HELLO_SECONDS = 5.0
 _MAX_PENDING = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accepted:
+    """A connection after its hello, and the lane that came with it if its dialer is on this host."""
+
+    sock: socket.socket
+    lane: Incoming | None
+
+    def close(self) -> None:
+        """Free both."""
+        self.sock.close()
+        if self.lane is not None:
+            self.lane.close()
 
 
 class Listener:
@@ -25,9 +42,19 @@ class Listener:
         job, worker, secret: who we are and what a peer must prove.
         host: address to bind; the port is the kernel's choice.
         on_arrival: called (on a hello thread) whenever a connection has been accepted.
+        lanes: take lanes from ring neighbours on this host.
     """
 
-    def __init__(self, job: str, worker: str, secret: str, host: str, on_arrival: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: str,
+        worker: str,
+        secret: str,
+        host: str,
+        on_arrival: Callable[[], None],
+        *,
+        lanes: bool = True,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +66,8 @@ class Listener:
         self._identity = (job, worker, secret)
         self._on_arrival = on_arrival
         self._oldest = 0
-        self._waiting: dict[tuple[str, int, str], socket.socket] = {}
+        self._door = Door() if lanes else None
+        self._waiting: dict[tuple[str, int, str], Accepted] = {}
         self._calls: list[tuple[Hello, socket.socket]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -63,28 +91,29 @@ class Listener:
         try:
             sock.settimeout(HELLO_SECONDS)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            claim = hello.accept(sock, job, worker, secret, self._oldest)
+            claim, lane = hello.accept(sock, job, worker, secret, self._oldest, door=self._door)
         except (Refused, OSError) as error:
             self.refusals = [*self.refusals[-31:], str(error)]
             sock.close()
             return
         finally:
             self._hellos.release()
+        arrived = Accepted(sock, lane)
         with self._lock:
             if self._closed or claim.generation < self._oldest:
-                sock.close()
+                arrived.close()
                 return
             old = None
             if claim.purpose == "ring":
                 old = self._waiting.pop((claim.purpose, claim.generation, claim.worker), None)
-                self._waiting[claim.purpose, claim.generation, claim.worker] = sock
+                self._waiting[claim.purpose, claim.generation, claim.worker] = arrived
             else:
                 self._calls.append((claim, sock))
         if old is not None:
             old.close()
         self._on_arrival()
 
-    def take(self, purpose: str, generation: int, worker: str) -> socket.socket | None:
+    def take(self, purpose: str, generation: int, worker: str) -> Accepted | None:
         """Take an accepted connection, or None if it is not there (yet)."""
         with self._lock:
             return self._waiting.pop((purpose, generation, worker), None)
@@ -116,7 +145,11 @@ class Listener:
         self._sock.close()
         self._thread.join()
         with self._lock:
-            for sock in (*self._waiting.values(), *(sock for _, sock in self._calls)):
+            for arrived in self._waiting.values():
+                arrived.close()
+            for _, sock in self._calls:
                 sock.close()
             self._waiting.clear()
             self._calls.clear()
+        if self._door is not None:
+            self._door.close()

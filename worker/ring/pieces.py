@@ -72,40 +72,33 @@ class Shape:
         return np.empty(self.nbytes, dtype=np.uint8)
 
 
-def begin(out: Buffer, slots: Sequence[Buffer], piece: Piece, *, keep: bool) -> memoryview:
-    """Fold the first slots of a step; `slots` is in slot order and not empty.
+def fold(start: Buffer, slots: Sequence[Buffer], piece: Piece, out: Buffer) -> None:
+    """Add slots, in slot order, to the fold of all slots before them.
 
     Args:
-        out: where the fold goes.
-        slots: the slots' buffers.
-        piece: which bytes.
-        keep: the fold must be in `out`; else a single slot need not be copied.
-
-    Returns:
-        Where the fold of this piece is: in `out`, or in the single slot's own buffer.
+        start: the piece's bytes of the fold so far.
+        slots: whole buffers; may be empty.
+        piece: which bytes of them.
+        out: where the piece's bytes of the new fold go; may be `start` itself.
     """
-    first = slots[0][piece.start : piece.end]
-    place = out[piece.start : piece.end]
-    if piece.dtype != "raw" and len(slots) > 1:
-        np.add(
-            first.view(piece.dtype), slots[1][piece.start : piece.end].view(piece.dtype), out=place.view(piece.dtype)
-        )
-        add(out, slots[2:], piece)
-    elif keep:
-        place[:] = first
-    else:
-        return first.data
-    return place.data
+    if piece.dtype == "raw" or not slots:
+        if out is not start:
+            out[:] = start
+        return
+    before, total = start.view(piece.dtype), out.view(piece.dtype)
+    for slot in slots:
+        np.add(before, slot[piece.start : piece.end].view(piece.dtype), out=total)
+        before = total
 
 
-def doubtful(values: memoryview, piece: Piece) -> bool:
+def doubtful(values: Buffer, piece: Piece) -> bool:
     """True if the gradients in a piece may hold NaN or Inf; False is certain. Cheap while the piece is in the cache.
 
     A sum of squares is finite only if every value is; it may overflow though every value is finite.
     """
     if not piece.gradients:
         return False
-    gradients = np.frombuffer(values[: piece.gradients], piece.dtype)
+    gradients = values[: piece.gradients].view(piece.dtype)
     return not math.isfinite(np.dot(gradients, gradients))
 
 
@@ -113,16 +106,7 @@ def finite(slot: Buffer, cut: Sequence[Piece]) -> bool:
     """True if all gradients of a slot are finite."""
     return not any(
         piece.gradients
-        and doubtful(slot[piece.start : piece.end].data, piece)
+        and doubtful(slot[piece.start : piece.end], piece)
         and not np.isfinite(slot[piece.start : piece.start + piece.gradients].view(piece.dtype)).all()
         for piece in cut
     )
-
-
-def add(out: Buffer, slots: Sequence[Buffer], piece: Piece) -> None:
-    """Add further slots, in slot order, to a piece that holds the fold of all slots before them."""
-    if piece.dtype == "raw" or not slots:
-        return
-    total = out[piece.start : piece.end].view(piece.dtype)
-    for slot in slots:
-        np.add(total, slot[piece.start : piece.end].view(piece.dtype), out=total)

@@ -104,6 +104,7 @@ class Reduction:
     samples: Callable[[int], tuple[int, ...]] = lambda _slot: ()
     witness: Callable[[], int] = lambda: 0
     doubt: bool = False
+    _made_in_place: bool = dataclasses.field(default=False, init=False)
 
     def run(self) -> tuple[Settled, int]:
         """Reduce.
@@ -152,11 +153,16 @@ class Reduction:
         kind = Kind.FINAL if final else Kind.REDUCE
         covered = self.slots if final else self.where.own
         for number, piece in enumerate(self.cut):
-            view = pieces.begin(self.result, own, piece, keep=final)
-            self.doubt = self.doubt or pieces.doubtful(view, piece)
+            first, out = own[0][piece.start : piece.end], self.result[piece.start : piece.end]
+            if len(own) == 1 and not final:
+                out = first  # sent from where it is
+            elif not final:
+                out = self._reserved(out)
+            pieces.fold(first, own[1:], piece, out)
+            self.doubt = self.doubt or pieces.doubtful(out, piece)
             if final:
-                digest.update(view)
-            self._send(kind, number, covered, view)
+                digest.update(out.data)
+            self._pass(kind, number, covered, out)
         if not final:
             self._send(kind, len(self.cut), covered, control.encode(self._tell()))
 
@@ -221,29 +227,46 @@ class Reduction:
             )
 
     def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
+        assert self.previous is not None
         piece = self.cut[number]
-        view = self._receive(piece)
-        pieces.add(self.result, own, piece)
-        self.doubt = self.doubt or pieces.doubtful(view, piece)
-        if self.where.place == self.where.last:
-            digest.update(view)
-            self._send(Kind.FINAL, number, self.slots, view)
+        last = self.where.place == self.where.last
+        mine = self.result[piece.start : piece.end]
+        start = self.previous.payload(mine)
+        out = mine if last else self._reserved(mine)
+        pieces.fold(start, own, piece, out)
+        self.previous.release()
+        self.doubt = self.doubt or pieces.doubtful(out, piece)
+        if last:
+            digest.update(out.data)
+            self._pass(Kind.FINAL, number, self.slots, out)
         else:
-            self._send(Kind.REDUCE, number, self.where.before + self.where.own, view)
+            self._pass(Kind.REDUCE, number, self.where.before + self.where.own, out)
 
     def _take_final(self, number: int, digest: xxhash.xxh3_64) -> None:
-        view = self._receive(self.cut[number])
-        if self.where.passes_final:
-            self._send(Kind.FINAL, number, self.slots, view)
-        digest.update(view)
-
-    def _receive(self, piece: Piece) -> memoryview:
         assert self.previous is not None
-        view = self.result.data[piece.start : piece.end]
-        self.previous.receive_into(view)
-        return view
+        piece = self.cut[number]
+        view = self.result[piece.start : piece.end]
+        self.previous.receive_into(view.data)
+        if self.where.passes_final:
+            self._pass(Kind.FINAL, number, self.slots, view)
+        digest.update(view.data)
 
-    def _send(self, kind: Kind, piece: int, coverage: int, payload: memoryview | bytes) -> None:
+    def _reserved(self, otherwise: Buffer) -> Buffer:
+        """Where a partial sum is best made: where the next worker reads it, if it can be; `_pass` comes next."""
+        place = self.following.reserve(otherwise.nbytes) if self.following is not None else None
+        self._made_in_place = place is not None
+        return otherwise if place is None else place
+
+    def _pass(self, kind: Kind, piece: int, coverage: int, values: Buffer) -> None:
+        if self.following is None:
+            return
+        if self._made_in_place:
+            self._made_in_place = False
+            self.following.send_reserved(kind, self.step, piece, coverage, values.nbytes)
+        else:
+            self.following.send(kind, self.step, piece, coverage, values.data)
+
+    def _send(self, kind: Kind, piece: int, coverage: int, payload: bytes) -> None:
         if self.following is not None:
             self.following.send(kind, self.step, piece, coverage, payload)
 
