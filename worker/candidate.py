@@ -205,10 +205,12 @@ class Candidate:
             if ending and (failed >= len(self._members) or self._held is None):
                 self._gave_up = ending
                 self._cv.notify_all()
-                while self._running and self._ending == ending:
-                    self._cv.wait()
+                self._cv.wait_for(lambda: self._over() or self._ending != ending)
                 return [], 0, False
             return spread(self._members, self._worker, self._turn), self._generation, bool(ending)
+
+    def _over(self) -> bool:
+        return not self._running
 
     def _read(self, feeder: Member, generation: int, *, ending: bool) -> None:
         """Read one member's feed until it ends; raises when it breaks."""

@@ -7,7 +7,6 @@ a teacher that is lost to another one. All parts must agree on step, result chai
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import queue
 import socket
 import threading
@@ -21,6 +20,7 @@ from reknit.core.events import Member
 
 from . import side
 from .copies import StateCopy
+from .memory import anonymous
 from .parts import Where, meet, span
 from .ring.hello import Hello, Refused
 
@@ -251,7 +251,7 @@ class Lesson:
         """Where a part's bytes go; the first part to arrive says what all must agree on."""
         with self._lock:
             if self._head is None:
-                self._memory = memoryview(mmap.mmap(-1, max(1, head.size)))[: head.size]
+                self._memory = memoryview(anonymous(head.size))[: head.size]
                 self._head = head
             if head != self._head or self._memory is None:
                 raise Disagree(f"parts of different states: {self._head} and {head}")

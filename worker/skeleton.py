@@ -12,6 +12,7 @@ Types are matched exactly (`type(x) is int`): a subclass would come back as its 
 from __future__ import annotations
 
 import collections
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,9 +37,11 @@ _FACTORIES: dict[str, Any] = {
     "set": set,
 }
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _HINT = "let state_dict() return tensors, arrays, None, bool, int, float, str, bytes in dict, list, tuple, set"
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's own name of a dtype without the `torch.`."""
     return str(dtype).removeprefix("torch.")
@@ -62,9 +65,9 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
     Raises:
         StateError: uninitialized, without data, sparse, quantized, of a subclass that holds more than its bits.
     """
-    if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-        raise StateError(f"{path} has no shape yet", hint="run one forward pass of the lazy module before track()")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(tensor) not in _PLAIN:  # first: torch's instance checks of parameters take microseconds each
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise StateError(f"{path} has no shape yet", hint="run one forward pass of the lazy module before track()")
         raise StateError(f"{path} is a {_type_name(tensor)}: only plain tensors can travel", hint=_HINT)
     if tensor.is_meta:
         raise StateError(f"{path} is on the meta device and has no data", hint="materialize the module before track()")

@@ -30,7 +30,7 @@ from reknit.core import log
 from reknit.core.errors import StateError
 from reknit.core.layout import Layout
 
-from .memory import free_memory
+from .memory import anonymous, free_memory
 from .parts import span
 from .state import Capture, capture, write
 from .tracked import Tracked
@@ -41,7 +41,7 @@ _log = log.get("checkpoint")
 
 
 class SnapshotMemory:
-    """Memory of one snapshot: anonymous, shared (children that the script forks never copy it), every page touched.
+    """Memory of one snapshot: anonymous, never in children that the script forks, every page touched.
 
     It is no file under /dev/shm, whose size limit kills a process without a message (containers: 64 MB). When
     the machine has too little free memory, an unlinked file in `spill` stands in; that is said once, as a warning.
@@ -84,7 +84,7 @@ class SnapshotMemory:
         self.spilled = False
         if size + _RESERVE <= free:
             try:
-                return mmap.mmap(-1, size)
+                return anonymous(size)
             except OSError:
                 free = 0  # an address space limit: RLIMIT_AS
         try:
