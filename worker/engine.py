@@ -265,6 +265,7 @@ class Engine:
             result=shared.buffer(),
             chain=shared.chain,
             own=shared.own_buffers,
+            samples=lambda slot: shared.samples(step, slot),
             wishes=self._wishes,
             settle=lambda wishes: control.settle(
                 wishes, owners, self.slots, generation=world.generation, ring=ring, current=decision.current

@@ -144,6 +144,7 @@ class Exchange:
         on_stray: called once this worker's state is known not to be the run's: tells it and ends the links.
         on_doubt: called with what speaks for it once nobody can know any more whether the run's own state is right.
         left_out: a world was made without us; the main thread has not come back to the ring since.
+        samples: sample ids of (step, slot), asked for only when a slot is to be named.
         ready_at: step that the weights are ready for when the main thread has not begun any.
         taught: it has received a state, so its fresh one is gone.
         whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
@@ -155,6 +156,7 @@ class Exchange:
         self.incarnation = incarnation
         self.shape = shape
         self.used = used
+        self.samples: Callable[[int, int], tuple[int, ...]] = lambda _step, _slot: ()
         self.total = total
         self.world: WorldChanged | None = None
         self.upcoming: WorldChanged | None = None

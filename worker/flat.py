@@ -16,6 +16,8 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
+from reknit.core.errors import UsageError
+
 from .ring.pieces import Buffer, Section, Shape
 from .tracked import Tracked
 
@@ -55,11 +57,15 @@ class Flat:
         cached: how many buffers' views are kept: more than are in use at a time.
 
     Attributes:
+        parameters: those that are trained, in the order of the layout.
         shape: sections of the flat buffer, equal on all workers with equal modules.
     """
 
     def __init__(self, tracked: Tracked, *, cached: int = 16) -> None:
-        self._parameters = tracked.trained()
+        trained = tracked.trained()
+        self._names = [name for name, _ in trained]
+        self.parameters = self._parameters = [parameter for _, parameter in trained]
+        self._versions: list[int] = []
         self._cached = cached
         self._buffer_places = _once(tracked)
         present = self._buffers()
@@ -68,9 +74,9 @@ class Flat:
         counts = len(self._places)
         self._f4_values = sum(n for kind, n in self._places if kind == "f4")
         self._f8_values = sum(n for kind, n in self._places if kind == "f8")
-        trained = self._places[: len(self._parameters)]
-        self._f4_gradients = sum(n for kind, n in trained if kind == "f4")
-        self._f8_gradients = sum(n for kind, n in trained if kind == "f8")
+        gradients = self._places[: len(self._parameters)]
+        self._f4_gradients = sum(n for kind, n in gradients if kind == "f4")
+        self._f8_gradients = sum(n for kind, n in gradients if kind == "f8")
         raw = sum(-(-n // 8) * 8 for kind, n in self._places if kind == "raw")
         f4 = self._f4_values + counts
         f4 += f4 % 2
@@ -102,7 +108,22 @@ class Flat:
         """Before a slot's forward: no gradients, buffers as committed."""
         for parameter in self._parameters:
             parameter.grad = None
+        self._versions = [parameter._version for parameter in self._parameters]
         self.restore_buffers()
+
+    def check_unchanged(self) -> None:
+        """Check that the slot's forward and backward have not changed a parameter.
+
+        Raises:
+            UsageError: they have; the next slot would not start from the weights that all agree on. Names the first.
+        """
+        now = [parameter._version for parameter in self._parameters]
+        if now != self._versions:
+            first = next(i for i, (a, b) in enumerate(zip(now, self._versions, strict=True)) if a != b)
+            raise UsageError(
+                f"parameters were changed inside the loop over the micro-batches: {self._names[first]}",
+                hint="call optimizer.step(), and whatever else changes weights, after the loop: once a step",
+            )
 
     def restore_buffers(self) -> None:
         """Put the committed buffers back, as every slot must start from the same."""

@@ -9,9 +9,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
@@ -39,6 +41,7 @@ from reknit.core.manifest import list_manifests
 from reknit.core.order import Course
 
 from . import numerics, restore, state
+from .alarm import Alarm
 from .batches import Batches
 from .digest import Watch, WeightsDigest
 from .engine import Engine
@@ -85,6 +88,7 @@ class Run:
     Attributes:
         step, slot, samples: where the script is, for failure reports; slot -1 between two micro-batches.
         members: workers of the newest running world, in ring order.
+        current: the step that the script was given last, None before the first and after the last.
     """
 
     def __init__(
@@ -102,14 +106,17 @@ class Run:
         self.slot = -1
         self.samples: tuple[int, ...] = ()
         self.members: tuple[str, ...] = ()
+        self.current: Step | None = None
         self._tracked = tracked
         self._batches = batches
         self._bus = bus
         self._outlet = outlet
         self._gauge = Gauge()
+        self._alarm = Alarm(context.worker, context.run, outlet.post)
         self._done = 0
         self._over = False
         self._learned_at: float | None = None
+        tracked.prime()
         self._flat = Flat(tracked, cached=self.course.slots + 8)
         self.shared = Exchange(
             context.worker, context.incarnation, self._flat.shape, self._used_slots, self.course.steps
@@ -118,6 +125,7 @@ class Run:
         names = [name for name, _ in tracked.buffers()]
         self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
         self._watch = Watch(self._weights)
+        self.shared.samples = lambda step, slot: tuple(self.course.slot_samples(step, slot).tolist())
         self._saving = Saving(
             context.worker,
             tracked,
@@ -178,7 +186,7 @@ class Run:
         self.step = entered.step
         while self.step < shared.total:
             self._begin(self.step)
-            step = Step(self, self.step)
+            step = self.current = Step(self, self.step)
             yield step
             if not step.complete:
                 raise UsageError(
@@ -186,6 +194,7 @@ class Run:
                     hint="iterate `for batch in step:` to its end before the optimizer's step",
                 )
             self.step = step.index + 1
+        self.current = None
         self._finish()
 
     def work_on(self, step: Step) -> Iterator[Any]:
@@ -220,6 +229,7 @@ class Run:
         buffer = self.shared.buffer()
         count = len(self.samples)
         loss, metrics = step.end_slot()
+        self._flat.check_unchanged()
         self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
         bad = self.samples if loss is not None and not math.isfinite(loss) else ()
         sums = {name: (value * count, float(count)) for name, value in metrics.items()}
@@ -233,6 +243,7 @@ class Run:
         self._batches.settle(number)
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)
+        self._alarm.committed(result.of, summary.loss)
         self._done = number + 1
         step.loss = summary.loss
         step.metrics = dict(result.of.settled.metrics)
@@ -294,6 +305,7 @@ class Run:
 
     def _begin(self, step: int) -> None:
         shared = self.shared
+        self._flat.commit_buffers()  # the script may have changed some since the last step: an average's counter, say
         self._saving.begin(step)
         shared.begin(step)
         if self._learned_at is not None and step >= shared.step:
@@ -341,6 +353,19 @@ class Run:
                 state_hash=f"{state.digest(self._tracked):016x}",
             )
         )
+
+    def gradients(self, parameters: Sequence[torch.nn.Parameter] | None) -> list[torch.Tensor]:
+        """Gradients in place after a step, of all trained parameters or of some.
+
+        Raises:
+            UsageError: no step's gradient is in place.
+        """
+        if self._done == 0 or (self.current is not None and not self.current.complete):
+            raise UsageError(
+                "the gradient of the step is not in place yet",
+                hint="clip after the loop over the micro-batches, before optimizer.step()",
+            )
+        return [p.grad for p in (self._flat.parameters if parameters is None else parameters) if p.grad is not None]
 
     def _used_slots(self, step: int) -> int:
         first, end = self.course.span(step)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
+
+import torch
 
 from reknit.core import telemetry
 from reknit.core.bus_thread import BusThread
@@ -14,7 +16,7 @@ from reknit.core.errors import StateError, UsageError
 from reknit.core.events import Event
 from reknit.core.order import Course
 
-from . import live
+from . import live, norm
 from .batches import Batches, Collate, length_of
 from .outlet import BusOutlet
 from .ports import Nowhere, Outlet
@@ -84,6 +86,39 @@ class Ring:
         samples = length_of(dataset)
         slots = self._session.context.slots or slots
         return self._session.run(Batches(dataset, Course(samples, micro_batch, slots, epochs, seed), collate))
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        parameters: Iterable[torch.nn.Parameter] | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> float:
+        """Clip the gradients by their norm: after the loop over the micro-batches, before `optimizer.step()`.
+
+        As `torch.nn.utils.clip_grad_norm_`, but the bits do not depend on the number of threads.
+
+        Args:
+            max_norm: the norm is at most this afterwards.
+            norm_type: 2, 1, any other p > 0, or infinity.
+            parameters: whose gradients; all that are trained by default.
+            error_if_nonfinite: raise if the norm is NaN or Inf.
+
+        Returns:
+            The norm before clipping, the same on every worker.
+
+        Raises:
+            UsageError: no step's gradient is in place; `norm_type` is not above 0.
+            NotFinite: asked for, and the norm is not finite.
+        """
+        run = self._session.running
+        if run is None:
+            raise UsageError(
+                "there is no gradient to clip", hint="call ring.clip_grad_norm_ in the loop over the steps"
+            )
+        gradients = run.gradients(None if parameters is None else list(parameters))
+        return norm.clip(gradients, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     @property
     def id(self) -> str:
@@ -192,12 +227,12 @@ class Session:
         drain_soon(self.running, self._leaving)
 
     def close(self, *, failed: bool) -> None:
-        """End the session. After a failure the connection stays, so that the failure can be reported."""
+        """End the session. After a failure a connection stays, so that the failure can be reported."""
         if self.running is not None:
             self.running.close(failed=failed)
         if isinstance(self._outlet, BusOutlet):
             self._outlet.close()
-        if failed:
+        if failed and self._bus is not None:
             return
         live.become(None)
         if self._bus is not None:

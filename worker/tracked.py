@@ -119,8 +119,8 @@ class Tracked:
             if place.kind == "parameter" and isinstance(place.tensor, torch.nn.Parameter)
         ]
 
-    def trained(self) -> list[torch.nn.Parameter]:
-        """Return the parameters that get a gradient: those that require one and are in no running average.
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return (name, parameter) of those that get a gradient: they require one and are in no running average.
 
         `torch.optim.swa_utils.AveragedModel` copies parameters with their `requires_grad`, but nobody trains the copy.
         """
@@ -131,7 +131,7 @@ class Tracked:
             if isinstance(part, torch.optim.swa_utils.AveragedModel)
         ]
         averaged = {id(p) for average in averages for p in average.parameters()}
-        return [p for _, p in self.parameters() if p.requires_grad and id(p) not in averaged]
+        return [(name, p) for name, p in self.parameters() if p.requires_grad and id(p) not in averaged]
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return (name, buffer) of all modules, each buffer once, also those not persistent, in the layout's order."""
@@ -168,6 +168,16 @@ class Tracked:
                             f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}",
                             hint="track the module that owns it as well: ring.track(model=model, optimizer=optimizer)",
                         )
+
+    def prime(self) -> None:
+        """Let each `GradScaler` make its scale, which it does at first use.
+
+        A worker without a micro-batch (a spare, a learner) would never use it, and `scaler.step` would fail.
+        """
+        device = next((p.device for _, p in self.parameters()), torch.device("cpu"))
+        for other in self.others.values():
+            if isinstance(other, torch.amp.GradScaler) and other.is_enabled():
+                other.scale(torch.zeros((), device=device))
 
     def _once(self) -> Iterator[Place]:
         seen: set[int] = set()

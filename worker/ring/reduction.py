@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import xxhash
 
 from reknit.core.errors import WireError
@@ -106,6 +107,7 @@ class Reduction:
     doubt: bool = False
     _made_in_place: bool = dataclasses.field(default=False, init=False)
 
+    @np.errstate(invalid="ignore", over="ignore")  # NaN and Inf travel as any other value, and are told by name
     def run(self) -> tuple[Settled, int]:
         """Reduce.
 

@@ -66,6 +66,10 @@ class StateError(ReknitError):
     """Tracked state cannot be taken or put: an object of a kind that cannot travel, a shape that does not fit."""
 
 
+class NotFinite(ReknitError, RuntimeError):
+    """The gradients hold NaN or Inf, and the script asked for an error then; a RuntimeError as torch's own."""
+
+
 class CheckpointError(ReknitError):
     """A checkpoint cannot be written, does not verify, or does not exist."""
 

@@ -508,7 +508,6 @@ class StepNotFinite(Event, frozen=True, tag="shards.not_finite"):
     step: int
     generation: int
     slots: tuple[SlotNotFinite, ...]
-    """Empty: each slot is finite, their sum is not."""
     loss: float | None = None
     """Global mean loss of the step."""
     steps: int = 1
