@@ -182,10 +182,9 @@ class Caller:
             else:
                 shared.start_learning(decision.step, decision.owners, decision.chain)
                 self._ledger.rewind(decision.step)
-        donor = dict(decision.learners).get(me)
-        teacher = next((m for m in world.members if m.worker == donor), None)
-        if teacher is not None:
-            self._learner.learn(teacher, world.generation, decision.step)
+        if dict(decision.learners).get(me):
+            teachers = [m for m in world.members if m.worker in decision.current]
+            self._learner.learn(teachers, world.generation, decision.step)
 
     def _name_diverged(self, world: WorldChanged, decision: Decision) -> None:
         """Whoever had other bits than the right ones is told to the job, once: by the first of the others."""

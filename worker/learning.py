@@ -1,6 +1,6 @@
 """How a learner gets the state from its peers, while the ring goes on: `Fetcher`, again and again until it fits.
 
-`Learner` is the fetcher of a member that learns inside the ring, from the teacher that the roll call has named.
+`Learner` is the fetcher of a member that learns inside the ring, from the members that the roll call found current.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ class Learner:
         """What went wrong lately."""
         return self._fetcher.failures
 
-    def learn(self, teacher: Member, generation: int, at_least: int) -> None:
-        """From now on learn from this member; results from step `at_least` on are being queued."""
-        self._fetcher.teachers([teacher], generation)
+    def learn(self, teachers: Sequence[Member], generation: int, at_least: int) -> None:
+        """From now on learn from these members; results from step `at_least` on are being queued."""
+        self._fetcher.teachers(teachers, generation)
         self._fetcher.fetch(at_least, None)
 
     def forget(self) -> None:

@@ -119,12 +119,12 @@ def test_one_teacher_alone_sends_everything(course, learning):
     assert spans(course) == [(2, 0, learning.truth.shape.nbytes)]
 
 
-def test_a_learner_of_the_ring_learns_from_the_teacher_it_is_told(course):
+def test_a_learner_of_the_ring_learns_from_the_teachers_it_is_told(course):
     shared = Exchange("c", 1, course.truth.shape, lambda step: 1, 1_000_000)
     learner = Learner("job", "c", SECRET, shared)
     try:
         shared.start_learning(4, (), 0)
-        learner.learn(course.members["m3"].member, 1, 4)
+        learner.learn([course.members["m3"].member], 1, 4)
         course.advance(4)
         wait_until(lambda: shared.load is not None)
         assert shared.load.step == 4
