@@ -1,0 +1,50 @@
+"""A group of workers that adds up and compares whole arrays: the port between exact sums and a collective library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+
+from reknit.core.errors import ReknitError
+
+Operation = Literal["sum", "max"]
+
+
+class CollectiveFailed(ReknitError):
+    """A collective ended with an error: some member is gone, or has left the group."""
+
+
+class Work(Protocol):
+    """A collective under way; the tensor given to it must be left alone until it is done."""
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended, well or not."""
+
+    def check(self) -> None:
+        """After it has ended: make the tensor hold the result for this thread.
+
+        Raises:
+            CollectiveFailed: it did not end well.
+        """
+
+
+class Group(Protocol):
+    """The members of one generation's ring, by rank. Every member must start the same collectives in the same order."""
+
+    def start(self, tensor: torch.Tensor, operation: Operation, wake: Callable[[], None]) -> Work:
+        """Begin an all-reduce in place.
+
+        Args:
+            tensor: contiguous; of integers.
+            operation: what to do.
+            wake: called once it has ended, on any thread; it may also never be called if `done` tells by itself.
+
+        Raises:
+            CollectiveFailed: it could not begin.
+        """
+
+    def close(self) -> None:
+        """End whatever is under way and free everything, in the background: never blocks. Idempotent."""
