@@ -137,7 +137,9 @@ class Run:
         self._feeder = Feeder(self.shared)
         self._teacher = Teacher(self.shared, self._saving.ready)
         self._listener = (
-            Listener(context.job, context.worker, context.secret, context.host, self._arrived) if bus else None
+            Listener(context.job, context.worker, context.secret, context.host, self._arrived, lanes=context.lanes)
+            if bus
+            else None
         )
         self._engine = Engine(
             Identity(context.job, context.run, context.node, context.worker, context.secret),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +16,7 @@ from reknit.worker.ring.hello import Hello, Refused
 from reknit.worker.ring.link import Link, LinkBroken
 from reknit.worker.ring.linking import WorldMoved, link_next
 from reknit.worker.ring.listener import Listener
+from support.links import linked
 from support.rings import wait_until
 
 
@@ -112,16 +114,12 @@ def test_a_later_generation_is_kept_an_older_one_is_closed(listener):
     assert listener.take("ring", 4, "a") is not None
 
 
-def pair() -> tuple[Link, Link]:
-    a, b = socket.socketpair()
-    server = socket.create_server(("127.0.0.1", 0))
-    a = socket.create_connection(server.getsockname())
-    b, _ = server.accept()
-    server.close()
-    return Link(a, "next", 5, lambda: None), Link(b, "previous", 5, lambda: None)
+@pytest.fixture(params=[False, True], ids=["socket", "lane"])
+def pair(request) -> Callable[[], tuple[Link, Link]]:
+    return lambda: linked(lanes=request.param)
 
 
-def test_frames_arrive_in_order_whatever_the_kernel_takes_at_once():
+def test_frames_arrive_in_order_whatever_the_kernel_takes_at_once(pair):
     left, right = pair()
     payloads = [bytes([i % 256]) * (i * 40_000) for i in range(60)]
     received = []
@@ -147,7 +145,7 @@ def test_frames_arrive_in_order_whatever_the_kernel_takes_at_once():
 
 
 @pytest.mark.parametrize("end", ["abort", "close-peer", "interrupt"])
-def test_a_blocked_receive_is_freed_at_once(end):
+def test_a_blocked_receive_is_freed_at_once(end, pair):
     left, right = pair()
     broken = []
 
@@ -168,18 +166,18 @@ def test_a_blocked_receive_is_freed_at_once(end):
     right.close()
 
 
-def test_a_blocked_sender_is_freed_at_once_and_leaves_no_thread():
+def test_a_blocked_sender_is_freed_at_once_and_leaves_no_thread(pair):
     left, right = pair()
     before = threading.active_count()
     for i in range(64):
-        left.send(Kind.REDUCE, 1, i, 1, bytes(1 << 20))
+        left.send(Kind.REDUCE, 1, i, 1, bytes(frames.PIECE))
     assert threading.active_count() == before + 1
     left.close()
     assert threading.active_count() == before
     right.close()
 
 
-def test_bye_is_orderly_and_a_foreign_generation_is_not():
+def test_bye_is_orderly_and_a_foreign_generation_is_not(pair):
     left, right = pair()
     left.bye(7)
     with pytest.raises(LinkBroken) as broken:

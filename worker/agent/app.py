@@ -332,6 +332,8 @@ class Agent:
             slots=mine.slots,
             checkpoint_dir=mine.checkpoint_dir,
             resume=mine.resume,
+            lanes=mine.lanes,
+            overlap=mine.overlap,
             verify_weights=mine.verify_weights,
             chaos=mine.chaos,
         )

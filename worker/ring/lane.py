@@ -31,6 +31,7 @@ BATCH = 4
 _FUTURE_WRITE = 0x10
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _SIZE = CHUNK * CHUNKS
+_NOTHING: Buffer = np.empty(0, np.uint8)
 
 
 class Outgoing:
@@ -41,6 +42,7 @@ class Outgoing:
     """
 
     def __init__(self) -> None:
+        self._memory = _NOTHING
         self._memory_fd = os.memfd_create("reknit-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._back = -1
         try:
@@ -100,6 +102,7 @@ class Outgoing:
             if fd >= 0:
                 os.close(fd)
         self._memory_fd = self._back = -1
+        self._memory = _NOTHING  # a mapping holds a descriptor of its own
 
 
 class Incoming:
@@ -113,6 +116,7 @@ class Incoming:
     """
 
     def __init__(self, memory_fd: int, back: int) -> None:
+        self._memory = _NOTHING
         self._back = back
         try:
             seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
@@ -145,3 +149,4 @@ class Incoming:
         if self._back >= 0:
             os.close(self._back)
         self._back = -1
+        self._memory = _NOTHING

@@ -66,6 +66,7 @@ class Listener:
         self._identity = (job, worker, secret)
         self._on_arrival = on_arrival
         self._oldest = 0
+        self.lanes = lanes
         self._door = Door() if lanes else None
         self._waiting: dict[tuple[str, int, str], Accepted] = {}
         self._calls: list[tuple[Hello, socket.socket]] = []

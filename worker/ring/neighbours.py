@@ -57,7 +57,14 @@ class Neighbours:
         previous, following = members[place - 1], members[(place + 1) % len(members)]
         self._listener.forget_before(generation)
         greeting = Hello(self._job, "ring", generation, self._worker, incarnation, following.worker)
-        self.following = link_next(following.address, greeting, self._secret, self._send_failed, self._moved)
+        self.following = link_next(
+            following.address,
+            greeting,
+            self._secret,
+            self._send_failed,
+            self._moved,
+            lanes=self._listener.lanes,
+        )
         self.previous = take_previous(
             self._listener,
             generation,

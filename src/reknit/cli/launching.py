@@ -171,6 +171,8 @@ class Launch:
             max_restarts=self._spec.max_restarts,
             grace=order.grace,
             threads=order.threads,
+            lanes=order.lanes,
+            overlap=order.overlap,
             resume=order.resume or self._spec.resume,
         )
         env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}

@@ -42,6 +42,8 @@ class Order:
     target: str
     module: bool
     threads: int
+    lanes: bool
+    overlap: str
     grace: float
     resume: bool
 
@@ -120,6 +122,8 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         target=script.target,
         module=bool(script.module),
         threads=node.threads,
+        lanes=node.lanes,
+        overlap=node.overlap,
         grace=node.grace,
         resume=saves.resume,
     )

@@ -72,6 +72,8 @@ def run(
     last_call: Annotated[float | None, _flag("last_call")] = None,
     grace: Annotated[float | None, _flag("grace")] = None,
     threads: Annotated[int | None, _flag("threads")] = None,
+    lanes: Annotated[bool | None, _flag("lanes", "--lanes/--no-lanes")] = None,
+    overlap: Annotated[str | None, _flag("overlap", metavar="auto|1|0")] = None,
     _rdzv_backend: Annotated[str | None, _meaningless("--rdzv-backend", _NO_RENDEZVOUS)] = None,
     _rdzv_conf: Annotated[
         str | None, _meaningless("--rdzv-conf", "--last-call and --stuck-after are the times that count here")
@@ -106,6 +108,8 @@ def run(
         last_call=last_call,
         grace=grace,
         threads=threads,
+        lanes=lanes,
+        overlap=overlap,
     )
     from .launching import Launch
     from .order import job_name, order_of, plane_of

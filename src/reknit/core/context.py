@@ -57,6 +57,10 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """Intra-op threads a worker; 0: one, so that bits do not depend on how many workers share the cores."""
     resume: bool = False
     """A run without any live state may begin from a checkpoint of an earlier run of this job."""
+    lanes: bool = True
+    """Workers of one host share memory for what passes between them."""
+    overlap: str = "auto"
+    """Gradients enter the ring during backward: on, off, or auto."""
     verify_weights: bool = False
     chaos: bool = False
     """Workers obey `job.chaos`."""
@@ -77,6 +81,8 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     checkpoint_dir: str = ""
     resume: bool = False
+    lanes: bool = True
+    overlap: str = "auto"
     verify_weights: bool = False
     """Compare the weights with all other workers' in every step; all workers of a run do, or none."""
     chaos: bool = False

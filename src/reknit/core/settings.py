@@ -94,6 +94,15 @@ def _yes_or_no(value: Any) -> bool:
         raise _Unfit("must be true or false") from None
 
 
+def _when(value: Any) -> str:
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return "auto"
+    try:
+        return "on" if _yes_or_no(value) else "off"
+    except _Unfit:
+        raise _Unfit("must be auto, true or false") from None
+
+
 def _span(value: Any) -> NodeSpan:
     if isinstance(value, NodeSpan):
         return value
@@ -188,6 +197,14 @@ class NodeSettings:
     )
     threads: int = _setting(
         0, _whole(0), "Threads a worker computes with; 0: OMP_NUM_THREADS, else 1. They change bits."
+    )
+    lanes: bool = _setting(
+        True,
+        _yes_or_no,
+        "Neighbouring workers on one host hand gradients over through shared memory, not the loopback.",
+    )
+    overlap: str = _setting(
+        "auto", _when, "Gradients enter the ring while backward still runs; auto: where the network is slow enough."
     )
     grace: float = _setting(
         30.0, _number(0), "Seconds that workers have to finish after a polite stop until they are killed."
