@@ -99,8 +99,8 @@ class Member:
     def residue(self) -> dict[str, int]:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
-            "descriptors": len(os.listdir("/proc/self/fd")),
-            "threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
             "megabytes": int(status["VmRSS"].split()[0]) // 1024,
         }
 

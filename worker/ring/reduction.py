@@ -117,15 +117,28 @@ class Reduction:
         Raises:
             LinkBroken: a neighbour is gone or broke the protocol.
         """
+        return self._go_round(xxhash.xxh3_64(self.chain.to_bytes(8, "little")), 0)
+
+    def conclude(self, digest: xxhash.xxh3_64) -> tuple[Settled, int]:
+        """Send nothing but the control piece round: the result is there already, it came another way.
+
+        Args:
+            digest: of the chain before and the result.
+
+        Returns:
+            As `run`; as `run`, it raises.
+        """
+        return self._go_round(digest, len(self.cut))
+
+    def _go_round(self, digest: xxhash.xxh3_64, first: int) -> tuple[Settled, int]:
         where = self.where
-        digest = xxhash.xxh3_64(self.chain.to_bytes(8, "little"))
         if where.place == 0:
-            self._begin(digest)
+            self._begin(digest, first)
             if where.last == 0:
                 return self._settle_alone(digest.intdigest()), digest.intdigest()
         settled: Settled | None = None
         own: Sequence[Buffer] | None = None
-        expect = {Kind.REDUCE: 0, Kind.FINAL: 0}
+        expect = {Kind.REDUCE: first, Kind.FINAL: first}
         done = Kind.REDUCE if where.place == where.last else Kind.FINAL
         previous = self.previous
         assert previous is not None
@@ -148,13 +161,13 @@ class Reduction:
         assert settled is not None
         return settled, digest.intdigest()
 
-    def _begin(self, digest: xxhash.xxh3_64) -> None:
+    def _begin(self, digest: xxhash.xxh3_64, at: int) -> None:
         """First active: fold the own slots and send them off."""
         own = self.own()
         final = self.where.last == 0
         kind = Kind.FINAL if final else Kind.REDUCE
         covered = self.slots if final else self.where.own
-        for number, piece in enumerate(self.cut):
+        for number, piece in enumerate(self.cut[at:], at):
             first, out = own[0][piece.start : piece.end], self.result[piece.start : piece.end]
             if len(own) == 1 and not final:
                 out = first  # sent from where it is
