@@ -157,6 +157,7 @@ class Caller:
                 )
                 return
             shared.current = False
+            shared.owners = ()  # else the main thread begins with slots of the plan before, and they are dropped
             shared.restore_wanted = True
             shared.cv.notify_all()
             while not shared.current:
@@ -164,7 +165,6 @@ class Caller:
                     shared.restore_wanted = False
                     raise WorldMoved("a newer world arrived while restoring")
                 shared.cv.wait()
-            shared.owners = ()
         self._ledger.rewind(shared.step)
 
     def _adopt(self, world: WorldChanged, decision: Decision) -> None:
