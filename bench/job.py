@@ -41,7 +41,7 @@ class NotInTime(Exception):
 
 
 def wait_for(what: str, look: Callable[[], T | None], within: float, every: float = 0.005) -> T:
-    """Return the first value of `look` that is neither None nor False.
+    """Return the first value of `look` that is true; nothing, no and an empty list are waited on.
 
     Raises:
         NotInTime: there was none within so many seconds.
@@ -49,7 +49,7 @@ def wait_for(what: str, look: Callable[[], T | None], within: float, every: floa
     deadline = time.monotonic() + within
     while True:
         found = look()
-        if found is not None and found is not False:
+        if found:
             return found
         if time.monotonic() > deadline:
             raise NotInTime(f"{what}: not within {within:g} s")

@@ -50,3 +50,5 @@ def test_waiting_ends():
     assert wait_for("it", lambda: 7, 0.0) == 7
     with pytest.raises(NotInTime, match="the moon: not within 0 s"):
         wait_for("the moon", lambda: False, 0.0)
+    with pytest.raises(NotInTime):
+        wait_for("the first of many", lambda: [], 0.0)
