@@ -89,9 +89,8 @@ def measured(joins: int, workers: int, elsewhere: float) -> dict[str, Any]:
                 found.append(_join(bus, log.received, reader, offspring, workers))
                 print(found[-1], file=sys.stderr, flush=True)
                 reader.forget(time.time() - 60.0)
-                gone = len(log.of(WorkerExited))
                 bus.publish(NAME, JobScaled(workers=workers))
-                wait_for("the joiner's end", lambda gone=gone: len(log.of(WorkerExited)) > gone, WITHIN)
+                wait_for("the joiner's end", lambda: len(log.of(WorkerExited)) == len(found), WITHIN)
         job.stop()
     details["joins"] = [asdict(join) for join in found]
     details["load_1m_at_end"] = machine.load()

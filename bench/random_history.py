@@ -16,7 +16,7 @@ from typing import Literal
 
 from histories import History
 from job import NAME, wait_for
-from stage import WITHIN, Stage
+from stage import WITHIN, DidNotHappen, Stage
 
 from reknit.core.events import (
     CheckpointCommitted,
@@ -121,7 +121,7 @@ def perform(plan: Plan, stage: Stage) -> None:
         NotInTime: the job does not come to what must follow.
     """
     stage.trains(plan.workers)
-    proofs: list[Callable[[], None]] = []
+    proofs: list[Callable[[], object]] = []
     for act in plan.acts:
         _steps(stage, act.steps)
         proofs.append(_ACTS[act.what](stage, act))
@@ -154,7 +154,7 @@ def _lives(member: Member) -> bool:
     return True
 
 
-def _gone(stage: Stage, member: Member) -> Callable[[], None]:
+def _gone(stage: Stage, member: Member) -> Callable[[], object]:
     """Proof that a member was taken out of the world."""
 
     def look() -> bool:
@@ -163,13 +163,13 @@ def _gone(stage: Stage, member: Member) -> Callable[[], None]:
     return lambda: wait_for(f"the world without {member.worker}", look, WITHIN)
 
 
-def _kill(stage: Stage, act: Act) -> Callable[[], None]:
+def _kill(stage: Stage, act: Act) -> Callable[[], object]:
     member = _picked(stage, act)
     stage.kill(member)
     return _gone(stage, member)
 
 
-def _freeze(stage: Stage, act: Act) -> Callable[[], None]:
+def _freeze(stage: Stage, act: Act) -> Callable[[], object]:
     member = _picked(stage, act)
     os.kill(member.pid, signal.SIGSTOP)
     try:
@@ -180,26 +180,26 @@ def _freeze(stage: Stage, act: Act) -> Callable[[], None]:
     return _nothing
 
 
-def _scale(stage: Stage, act: Act) -> Callable[[], None]:
+def _scale(stage: Stage, act: Act) -> Callable[[], object]:
     stage.ask_for(act.workers)
     return _nothing
 
 
-def _drain(stage: Stage, act: Act) -> Callable[[], None]:
+def _drain(stage: Stage, act: Act) -> Callable[[], object]:
     member = _picked(stage, act)
     stage.bus.publish(NAME, DrainAsked(target=member.worker, reason="benchmark"))
     return _gone(stage, member)
 
 
-def _broker(stage: Stage, _act: Act) -> Callable[[], None]:
+def _broker(stage: Stage, _act: Act) -> Callable[[], object]:
     return _killed_part(stage, "broker")
 
 
-def _service(stage: Stage, act: Act) -> Callable[[], None]:
+def _service(stage: Stage, act: Act) -> Callable[[], object]:
     return _killed_part(stage, SERVICES[int(act.pick * len(SERVICES))])
 
 
-def _killed_part(stage: Stage, name: str) -> Callable[[], None]:
+def _killed_part(stage: Stage, name: str) -> Callable[[], object]:
     pid = stage.kill_part(name)
 
     def back() -> bool:
@@ -208,13 +208,15 @@ def _killed_part(stage: Stage, name: str) -> Callable[[], None]:
     return lambda: wait_for(f"another {name}", back, WITHIN)
 
 
-def _restore(stage: Stage, act: Act) -> Callable[[], None]:
+def _restore(stage: Stage, act: Act) -> Callable[[], object]:
     """Kill all at once; a checkpoint is there."""
     wait_for("a checkpoint", lambda: stage.log.of(CheckpointCommitted), WITHIN)
     known = len(stage.log.of(CheckpointRestored))
     for member in stage.trains(act.workers).members:
         stage.kill(member)
-    wait_for("the restored state", lambda: len(stage.log.of(CheckpointRestored)) > known, WITHIN)
+    restored = wait_for("the restored state", lambda: stage.log.of(CheckpointRestored)[known:], WITHIN)
+    if not restored[0].checkpoint:
+        raise DidNotHappen("there was a checkpoint, but the run went on from step 0")
     return _nothing
 
 
@@ -222,7 +224,7 @@ def _nothing() -> None:
     """The act itself has waited for its proof, or the number of workers that are at work afterwards is the proof."""
 
 
-_ACTS: dict[What, Callable[[Stage, Act], Callable[[], None]]] = {
+_ACTS: dict[What, Callable[[Stage, Act], Callable[[], object]]] = {
     "kill": _kill,
     "freeze": _freeze,
     "join": _scale,

@@ -51,4 +51,4 @@ def test_waiting_ends():
     with pytest.raises(NotInTime, match="the moon: not within 0 s"):
         wait_for("the moon", lambda: False, 0.0)
     with pytest.raises(NotInTime):
-        wait_for("the first of many", lambda: [], 0.0)
+        wait_for("the first of many", list, 0.0)
