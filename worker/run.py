@@ -40,7 +40,7 @@ from reknit.core.layout import Layout
 from reknit.core.manifest import list_manifests
 from reknit.core.order import Course
 
-from . import numerics, restore, state
+from . import canary, numerics, restore, state
 from .alarm import Alarm
 from .batches import Batches
 from .digest import Watch, WeightsDigest
@@ -116,6 +116,7 @@ class Run:
         self._done = 0
         self._over = False
         self._learned_at: float | None = None
+        self._canary = canary.sing() if bus else ""
         tracked.prime()
         self._flat = Flat(tracked, cached=self.course.slots + 8)
         self.shared = Exchange(
@@ -413,7 +414,9 @@ class Run:
                     epochs=course.epochs,
                     seed=course.seed,
                     parameters=self._tracked.signature(),
-                    numerics=numerics.contract(),
+                    numerics=numerics.contract(p for _, p in self._tracked.parameters()),
+                    canary=self._canary,
+                    verify=context.verify_weights,
                 ),
                 has_state_of=held,
                 client_id=self._bus.client_id if self._bus else 0,

@@ -25,7 +25,20 @@ from .step import Step
 from .tracked import Tracked
 
 _FLUSH = 5.0
-_ALONE = WorkerContext(endpoint=Endpoint(url=""), job="solo", run="solo", node="solo", worker="solo", incarnation=1)
+
+
+def _alone() -> WorkerContext:
+    """The context of a world of one; without a launcher nobody has read the settings."""
+    said = os.environ.get("REKNIT_VERIFY_WEIGHTS", "").strip().lower()
+    return WorkerContext(
+        endpoint=Endpoint(url=""),
+        job="solo",
+        run="solo",
+        node="solo",
+        worker="solo",
+        incarnation=1,
+        verify_weights=said not in {"0", "false", "no", "off"},
+    )
 
 
 class Ring:
@@ -152,7 +165,7 @@ class Session:
     """
 
     def __init__(self, context: WorkerContext | None) -> None:
-        self.context = context or _ALONE
+        self.context = context or _alone()
         self.tracked = Tracked()
         self.running: Run | None = None
         self._leaving = ""

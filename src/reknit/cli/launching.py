@@ -174,6 +174,8 @@ class Launch:
             lanes=order.lanes,
             overlap=order.overlap,
             resume=order.resume or self._spec.resume,
+            verify_weights=self._spec.verify_weights,
+            chaos=self._spec.chaos,
         )
         env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}
         return launch.module(AGENT, "reknit.worker.agent", env)

@@ -110,6 +110,10 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         stuck_after=wanted.stuck_after,
         last_call=wanted.last_call,
         resume=saves.resume,
+        # where arithmetic may differ the weights do, and nothing is wrong with that
+        verify_weights=wanted.verify_weights and wanted.numerics == "strict",
+        numerics=wanted.numerics,  # type: ignore[arg-type]  # the setting takes no other words
+        chaos=wanted.allow_chaos,
     )
     return Order(
         job=job,

@@ -103,6 +103,15 @@ def _when(value: Any) -> str:
         raise _Unfit("must be auto, true or false") from None
 
 
+def _one_of(*words: str) -> Parse:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise _Unfit(f"must be {' or '.join(words)}")
+        return str(value)
+
+    return parse
+
+
 def _span(value: Any) -> NodeSpan:
     if isinstance(value, NodeSpan):
         return value
@@ -180,6 +189,18 @@ class JobSettings:
     )
     stuck_after: float = _setting(
         120.0, _number(0, above=True), "Seconds without progress, while others wait, until a worker counts as stuck."
+    )
+    verify_weights: bool = _setting(
+        True, _yes_or_no, "Compare the weights of all workers in every step, before it is committed."
+    )
+    numerics: str = _setting(
+        "strict",
+        _one_of("strict", "relaxed"),
+        "strict: a worker whose arithmetic differs is refused; relaxed: it is let in, the run is not exact, "
+        "and weights are not compared.",
+    )
+    allow_chaos: bool = _setting(
+        False, _yes_or_no, "Workers obey `reknit chaos`, which spoils what they hold.", also=("REKNIT_CHAOS",)
     )
     last_call: float = _setting(3.0, _number(0), "Seconds to wait for more workers once the minimum is there.")
 
