@@ -12,7 +12,16 @@ import dataclasses
 import xxhash
 
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
-from reknit.core.events import AgentLeft, Event, NodePulse, TargetsSet, WorkerPulse, WorkerRefused, WorldChanged
+from reknit.core.events import (
+    AgentLeft,
+    Event,
+    JobInexact,
+    NodePulse,
+    TargetsSet,
+    WorkerPulse,
+    WorkerRefused,
+    WorldChanged,
+)
 
 from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, outside
 from .cut import CHECK_WAIT, RELINK, removable
@@ -80,6 +89,7 @@ def _conclude(view: View, now: float) -> Decision[View]:
     verdict = judge(record, view.sight, now)
     view = dataclasses.replace(view, sight=_clocks(record, view.sight, verdict, now))
     outs = [_refusal(view, life, why) for life, why in record.refusals.items() if life not in record.refused]
+    outs += [_inexact(view, life, why) for life, why in record.inexact.items() if life not in record.inexact_told]
     outs += [_lost(view, node) for node in _lost_nodes(record, view.sight, now)]
     reason = ""
     alive = [m for m in record.members if m.worker not in verdict.gone]
@@ -120,6 +130,19 @@ def _targets_out(view: View, wanted: TargetsSet) -> Out:
 def _refusal(view: View, life: Life, why: str) -> Out:
     event = WorkerRefused(worker=life[0], incarnation=life[1], reason=why)
     return Out(event, id=f"refused/{view.job}/{life[0]}/{life[1]}")
+
+
+def _inexact(view: View, life: Life, why: str) -> Out:
+    worker, incarnation = life
+    known = view.record.workers.get(worker)
+    event = JobInexact(
+        run=view.record.run,
+        worker=worker,
+        incarnation=incarnation,
+        node=known.node if known is not None else "",
+        difference=why,
+    )
+    return Out(event, id=f"inexact/{view.job}/{worker}/{incarnation}")
 
 
 def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:

@@ -27,7 +27,7 @@ from reknit.core.events import (
 )
 
 from .evidence import observe
-from .terms import difference
+from .terms import arithmetic, essential
 from .view import Ending, Failure, Life, Record, Started, Worker
 
 K = TypeVar("K")
@@ -94,7 +94,7 @@ def _registered(record: Record, event: WorkerRegistered, seq: int) -> Record:
         detail = f"incarnation {event.incarnation} registered under its id"
         evidence = observe("join", event.worker, event.worker, detail)
         record = end(record, known.life, Ending("died", evidence, known.node))
-    record = _retire_address(record, event)
+    record = _note_arithmetic(_retire_address(record, event), event)
     worker = Worker(
         worker=event.worker,
         incarnation=event.incarnation,
@@ -123,7 +123,18 @@ def _unwelcome(record: Record, known: Worker | None, event: WorkerRegistered) ->
             f"the id {event.worker} is taken by pid {known.pid} on {known.node} at {known.address} "
             f"(incarnation {known.incarnation})"
         )
-    return difference(record.terms, event.terms) if record.terms is not None else ""
+    if record.terms is None:
+        return ""
+    strict = record.spec is None or record.spec.numerics == "strict"
+    return essential(record.terms, event.terms) or (arithmetic(record.terms, event.terms) if strict else "")
+
+
+def _note_arithmetic(record: Record, event: WorkerRegistered) -> Record:
+    """One that is let in although it may compute other bits: the run is not exact with it."""
+    difference = arithmetic(record.terms, event.terms) if record.terms is not None else ""
+    if not difference:
+        return record
+    return dataclasses.replace(record, inexact=put(record.inexact, (event.worker, event.incarnation), difference))
 
 
 def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> Record:

@@ -17,6 +17,7 @@ from reknit.core.events import (
     DrainAsked,
     Event,
     JobFinished,
+    JobInexact,
     JobScaled,
     JobStopAsked,
     JobSubmitted,
@@ -70,6 +71,11 @@ def _stop(record: Record, event: JobStopAsked, _seq: int) -> Record:
     if not record.open or (record.stop is not None and not event.at_once):
         return record
     return dataclasses.replace(record, stop=event)
+
+
+def _inexact(record: Record, event: JobInexact, _seq: int) -> Record:
+    told = record.inexact_told | {(event.worker, event.incarnation)}
+    return dataclasses.replace(record, inexact_told=told) if event.run == record.run else record
 
 
 def _over(record: Record, event: JobFinished, _seq: int) -> Record:
@@ -184,6 +190,7 @@ _FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     DrainAsked: _drain,
     JobStopAsked: _stop,
     JobFinished: _over,
+    JobInexact: _inexact,
     AgentJoined: _node_joined,
     AgentLeft: _node_left,
     RingBroken: _broken,

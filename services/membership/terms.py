@@ -11,16 +11,31 @@ _NUMBERS = ("slots", "micro_batch", "samples", "epochs", "seed")
 
 def difference(job: Terms, worker: Terms) -> str:
     """Return the first difference in words, or an empty string if the terms are equal."""
+    return essential(job, worker) or arithmetic(job, worker)
+
+
+def essential(job: Terms, worker: Terms) -> str:
+    """Return the first difference with which the worker could not take part at all, or an empty string."""
     for name in _NUMBERS:
         ours, theirs = getattr(job, name), getattr(worker, name)
         if ours != theirs:
             return f"{name} differs: the job has {ours}, this worker has {theirs}"
     if job.parameters != worker.parameters:
         return _parameters(job.parameters, worker.parameters)
+    if job.verify != worker.verify:
+        ours, theirs = ("on" if terms.verify else "off" for terms in (job, worker))
+        return f"verify_weights differs: the job has it {ours}, this worker {theirs}"
+    return ""
+
+
+def arithmetic(job: Terms, worker: Terms) -> str:
+    """Return the first difference that lets the worker compute other bits than the job's, or an empty string."""
     for name in sorted(job.numerics.keys() | worker.numerics.keys()):
         ours, theirs = job.numerics.get(name, "nothing"), worker.numerics.get(name, "nothing")
         if ours != theirs:
             return f"numerics.{name} differs: the job has {ours}, this worker has {theirs}"
+    if job.canary and worker.canary and job.canary != worker.canary:
+        return f"this machine computes other bits: its canary gave {worker.canary}, that of the job {job.canary}"
     return ""
 
 

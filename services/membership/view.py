@@ -142,6 +142,10 @@ class Record:
     """Lives that must not be let in, and why."""
     refused: frozenset[Life] = frozenset()
     """Those that were told so."""
+    inexact: Mapping[Life, str] = dataclasses.field(default_factory=dict)
+    """Lives that were let in although their arithmetic differs, and in what."""
+    inexact_told: frozenset[Life] = frozenset()
+    """Those of which the job was told."""
     generation: int = 0
     """Of the newest world of the job, in this run or an earlier one."""
     world: WorldChanged | None = None

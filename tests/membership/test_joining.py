@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from reknit.core.events import JobInexact
 from support.town import TERMS, Town
 
 
@@ -185,3 +186,35 @@ def test_the_agents_word_about_a_new_process_is_enough() -> None:
     town.run(0.5)
     assert town.members == ["a-0"]
     assert "its agent started it anew" in town.world.reason
+
+
+def inexact(town: Town) -> list[JobInexact]:
+    return [event for _, event, _ in town.log if isinstance(event, JobInexact)]
+
+
+def test_with_relaxed_numerics_it_is_let_in_and_the_job_is_told_once_that_it_is_not_exact() -> None:
+    town = ring_of("a-0", numerics="relaxed")
+    town.register("b-0", terms=msgspec.structs.replace(TERMS, numerics={"t": "2"}))
+    town.register("c-0")
+    town.until(lambda: {"b-0", "c-0"} <= set(town.members))
+    town.run(3.0)
+    (told,) = inexact(town)
+    assert (told.worker, told.node, told.difference) == (
+        "b-0",
+        "b",
+        "numerics.t differs: the job has 1, this worker has 2",
+    )
+    assert not town.refusals
+    town.register("b-0", incarnation=2, terms=msgspec.structs.replace(TERMS, canary="b" * 16))
+    town.run(3.0)
+    assert [(e.worker, e.incarnation) for e in inexact(town)] == [("b-0", 1)], "a canary alone, where the job has none"
+
+
+def test_what_cannot_work_is_refused_also_with_relaxed_numerics() -> None:
+    town = ring_of("a-0", numerics="relaxed")
+    town.register("b-0", terms=msgspec.structs.replace(TERMS, slots=3, numerics={"t": "2"}))
+    town.run(2.0)
+    assert town.members == ["a-0"]
+    (refused,) = town.refusals
+    assert refused.reason == "slots differs: the job has 8, this worker has 3"
+    assert inexact(town) == []

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from reknit.core.events import Terms
-from reknit.services.membership.terms import difference
+from reknit.services.membership.terms import arithmetic, difference, essential
 
 JOB = Terms(
     slots=8,
@@ -18,6 +18,8 @@ JOB = Terms(
     seed=7,
     parameters=("fc.weight float32 32x4", "fc.bias float32 32", "bn.mean float32 32"),
     numerics={"torch": "2.13.0", "threads": "1"},
+    canary="a" * 16,
+    verify=True,
 )
 
 ROWS: list[tuple[dict[str, Any], str]] = [
@@ -49,9 +51,27 @@ ROWS: list[tuple[dict[str, Any], str]] = [
         {"numerics": {**JOB.numerics, "isa": "avx2"}},
         "numerics.isa differs: the job has nothing, this worker has avx2",
     ),
+    ({"canary": ""}, ""),  # one that did not compute it
+    (
+        {"canary": "b" * 16},
+        f"this machine computes other bits: its canary gave {'b' * 16}, that of the job {'a' * 16}",
+    ),
+    (
+        {"canary": "b", "numerics": {"torch": "2.13.1", "threads": "1"}},
+        "numerics.torch differs: the job has 2.13.0, this worker has 2.13.1",
+    ),
+    ({"verify": False}, "verify_weights differs: the job has it on, this worker off"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "said"), ROWS)
 def test_the_first_difference_is_named(changes: dict[str, Any], said: str) -> None:
     assert difference(JOB, msgspec.structs.replace(JOB, **changes)) == said
+
+
+@pytest.mark.parametrize(("changes", "said"), ROWS)
+def test_what_only_changes_bits_is_told_from_what_cannot_work(changes: dict[str, Any], said: str) -> None:
+    worker = msgspec.structs.replace(JOB, **changes)
+    bits = said.startswith(("numerics.", "this machine"))
+    assert essential(JOB, worker) == ("" if bits else said)
+    assert arithmetic(JOB, worker) == (said if bits else "")
