@@ -2,7 +2,7 @@
 
     candidate.follow(world.members, world.generation, None)    # again at every newer world; from any thread
     ...                                                        # results: `fed`; the state: `Exchange.take_in`
-    candidate.wait_end(world.generation, shared.moved)         # that world has us in it: all results before it are here
+    candidate.wait_end(world.members, world.generation, shared.moved)         # that world has us in it
     candidate.stop()
 
 One thread reads the feed of one member, another fetches the state of a step not before the first that was fed. When the
@@ -118,7 +118,6 @@ class Candidate:
                 when nothing is being followed; `Exchange.chain` must be the chain after it.
         """
         with self._cv:
-            self._members = tuple(m for m in members if m.worker != self._worker)
             self._generation = generation
             self._ending = 0
             if not self._running:
@@ -128,20 +127,23 @@ class Candidate:
                 self._trouble = []
                 self._thread = threading.Thread(target=self._run, name="candidate", daemon=True)
                 self._thread.start()
-            elif self._feeder is not None and not any(_same(m, self._feeder) for m in self._members):
-                side.shutdown(self._sock)
+            self._now_of(members)
             self._fetcher.teachers(self._members, generation)
-            self._cv.notify_all()
 
-    def wait_end(self, generation: int, moved: Callable[[], bool]) -> bool:
-        """The world has this worker in it: wait until all results before that world have been fed.
+    def wait_end(self, members: Sequence[Member], generation: int, moved: Callable[[], bool]) -> bool:
+        """A world has this worker in it: wait until all results before that world have been fed.
+
+        Args:
+            members: of that world: a feeder that is none of them does not know the end.
+            generation: of that world.
+            moved: True once a newer world exists.
 
         Returns:
             True if they are all here; False if they cannot be had any more, or `moved()`.
         """
         with self._cv:
             self._ending = generation
-            self._cv.notify_all()
+            self._now_of(members)
             while self._running and self._ended < generation and self._gave_up < generation:
                 if moved():
                     return False
@@ -164,6 +166,18 @@ class Candidate:
         """Who feeds us now, "" if nobody does."""
         feeder = self._feeder
         return feeder.worker if feeder is not None else ""
+
+    def _now_of(self, members: Sequence[Member]) -> None:
+        self._members = tuple(m for m in members if m.worker != self._worker)
+        if self._feeder is not None and not self._member(self._feeder):
+            side.shutdown(self._sock)
+        self._cv.notify_all()
+
+    def _member(self, feeder: Member) -> bool:
+        return any(
+            (m.worker, m.incarnation, m.address) == (feeder.worker, feeder.incarnation, feeder.address)
+            for m in self._members
+        )
 
     # --------------------------------------------------------------------------------- the candidate's thread
 
@@ -197,7 +211,7 @@ class Candidate:
     def _next_task(self, failed: int) -> tuple[list[Member], int, bool] | None:
         """Whom to try, in which generation, and whether only the rest before a world is wanted; None at the end."""
         with self._cv:
-            while self._running and (not self._members or (self._ended and self._ended >= self._generation)):
+            while self._running and self._idle():
                 self._cv.wait()
             if not self._running:
                 return None
@@ -209,6 +223,10 @@ class Candidate:
                 return [], 0, False
             return spread(self._members, self._worker, self._turn), self._generation, bool(ending)
 
+    def _idle(self) -> bool:
+        over = self._ended > 0 and self._ended >= max(self._generation, self._ending)
+        return over or not (self._members or self._ending)
+
     def _over(self) -> bool:
         return not self._running
 
@@ -217,6 +235,8 @@ class Candidate:
         greeting = Hello(self._job, "feed", generation, self._worker, self._shared.incarnation, feeder.worker)
         with side.dial(feeder, greeting, self._secret, given_up=lambda: not self._running, made=self._made) as sock:
             with self._cv:
+                if not self._member(feeder):
+                    raise side.Broken("is no member any more")
                 self._feeder = feeder
             try:
                 side.send(sock, {"after": self._held})
@@ -320,7 +340,3 @@ class Candidate:
 
     def _note(self, feeder: Member, error: Exception) -> None:
         self.failures = [*self.failures[-15:], f"{feeder.worker}: {error}"]
-
-
-def _same(a: Member, b: Member) -> bool:
-    return (a.worker, a.incarnation, a.address) == (b.worker, b.incarnation, b.address)

@@ -147,7 +147,8 @@ class _Feed:
     def end_if_member(self, world: WorldChanged) -> None:
         """End the feed in good order if its worker is a member of the world."""
         self._world = world
-        here = any(m.worker == self.worker and m.incarnation == self._incarnation for m in world.members)
+        # a later incarnation of the same process may have been announced while the feed went on
+        here = any(m.worker == self.worker and m.incarnation >= self._incarnation for m in world.members)
         if here and not self._cut and self._end is None and self._next >= 0:
             self._end = (self._next - 1, world.generation)
             self._news.set()

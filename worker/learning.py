@@ -126,7 +126,7 @@ class Fetcher:
                     return
                 at_most = self._at_most if mismatches < _MISMATCHES else 1
                 teachers = spread(self._members, self._worker, turn)[:at_most]
-                lesson = self._lesson = Lesson(
+                self._lesson = Lesson(
                     self._greeting(self._generation),
                     self._secret,
                     teachers,
@@ -135,7 +135,7 @@ class Fetcher:
                     moving=moving,
                 )
             try:
-                copy = lesson.run()
+                self._take(self._lesson)
             except TooLate as error:
                 refusals, moving = refusals + 1, True
                 self._note(error, 0.0)
@@ -150,10 +150,12 @@ class Fetcher:
             except (Refused, OSError, side.Broken, WireError) as error:
                 turn, moving = turn + 1, True
                 self._note(error, _RETRY)
-            else:
-                with self._cv:
-                    self._lesson = None
-                    self._accept(copy)
+
+    def _take(self, lesson: Lesson) -> None:
+        copy = lesson.run()
+        with self._cv:
+            self._lesson = None  # nor anything else here keeps the copy's memory
+            self._accept(copy)
 
     def _accept(self, copy: StateCopy) -> None:
         """Take a copy in if it is late enough and fits the result chain; with the lock."""

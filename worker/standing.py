@@ -69,7 +69,7 @@ class Standing:
         if not self._following:
             return
         shared = self._shared
-        ended = not shared.learning and self._candidate.wait_end(world.generation, shared.moved)
+        ended = not shared.learning and self._candidate.wait_end(world.members, world.generation, shared.moved)
         self._candidate.stop()
         self._following = False
         with shared.cv:

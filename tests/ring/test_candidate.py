@@ -45,6 +45,11 @@ def world_with(course: Course, candidate) -> None:
         member.feeder.serving(course.world(me))
 
 
+def ended(course: Course, candidate, generation: int = 0, moved=lambda: False) -> bool:
+    members = [m.member for m in course.members.values()]
+    return candidate.candidate.wait_end(members, generation or course.generation, moved)
+
+
 def test_a_candidate_catches_up_with_a_run_that_goes_on(course):
     course.go(0.001)
     c = course.candidate()
@@ -133,7 +138,7 @@ def test_the_feed_ends_when_the_candidate_is_a_member(course):
     wait_until(lambda: len(c.applied) > 5)
     course.halt()
     world_with(course, c)
-    assert c.candidate.wait_end(course.generation, lambda: False)
+    assert ended(course, c)
     assert c.shared.step == course.step
     assert c.fed[-1] == course.step - 1
     wait_until(lambda: not any(m.feeder.fed for m in course.members.values()))
@@ -144,18 +149,32 @@ def test_the_end_is_waited_for_until_the_members_serve_that_world_or_the_world_m
     c = course.candidate()
     course.follow(c)
     course.caught_up(c)
-    ended = []
+    came = []
     moved = threading.Event()
-    waiting = threading.Thread(target=lambda: ended.append(c.candidate.wait_end(2, moved.is_set)))
+    waiting = threading.Thread(target=lambda: came.append(ended(course, c, 2, moved.is_set)))
     waiting.start()
     course.advance(1)
     course.caught_up(c)
-    assert not ended
+    assert not came
     moved.set()
     waiting.join(10)
-    assert ended == [False]
+    assert came == [False]
     world_with(course, c)
-    assert c.candidate.wait_end(2, lambda: False)
+    assert ended(course, c)
+    assert c.shared.step == 3
+
+
+def test_a_world_with_it_that_is_followed_by_another_one_with_it(course):
+    """The feed has ended for the first; the engine hears of the second before it has linked into the first."""
+    course.advance(2)
+    c = course.candidate()
+    course.follow(c)
+    course.caught_up(c)
+    world_with(course, c)
+    wait_until(lambda: not any(m.feeder.fed for m in course.members.values()))
+    course.advance(1)
+    world_with(course, c)
+    assert ended(course, c, 3), c.failures
     assert c.shared.step == 3
 
 
@@ -167,7 +186,7 @@ def test_the_rest_comes_from_another_member_if_the_feeder_dies_before_the_end(co
     course.members.pop(c.candidate.feeder).close()
     course.advance(1)
     world_with(course, c)
-    assert c.candidate.wait_end(2, lambda: False), c.failures
+    assert ended(course, c), c.failures
     assert c.shared.step == 3
 
 
@@ -176,9 +195,25 @@ def test_without_anybody_who_has_the_rest_the_wait_ends_too(course):
     c = course.candidate()
     course.follow(c)
     course.caught_up(c)
+    gone = [m.member for m in course.members.values()]
     for name in list(course.members):
         course.members.pop(name).close()
-    assert not c.candidate.wait_end(2, lambda: False)
+    assert not c.candidate.wait_end(gone, 2, lambda: False)
+    assert not c.candidate.wait_end([], 3, lambda: False)
+
+
+def test_a_feeder_that_is_not_in_the_world_is_left_for_one_that_is(course):
+    """It was taken for dead, and knows nothing of the world that goes on without it."""
+    course.advance(2)
+    c = course.candidate()
+    course.follow(c)
+    course.caught_up(c)
+    first = course.members.pop(c.candidate.feeder)
+    course.advance(1)
+    world_with(course, c)
+    assert ended(course, c), c.failures
+    assert c.shared.step == 3
+    first.close()
 
 
 def test_after_the_end_a_newer_world_without_it_is_followed_on(course):
@@ -187,7 +222,7 @@ def test_after_the_end_a_newer_world_without_it_is_followed_on(course):
     course.follow(c)
     course.caught_up(c)
     world_with(course, c)
-    assert c.candidate.wait_end(2, lambda: False)
+    assert ended(course, c)
     course.generation += 1
     for member in course.members.values():
         member.feeder.serving(course.world())

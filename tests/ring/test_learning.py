@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import mmap
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from reknit.core.events import Member
+from reknit.worker import lesson as lesson_module
 from reknit.worker import side
 from reknit.worker.copies import CopyWanted, StateCopy
 from reknit.worker.exchange import Exchange
@@ -330,6 +332,25 @@ def test_copies_live_as_long_as_somebody_fetches_them(course, learning):
     gc.collect()
     assert len(made) == 4
     assert not any(ref() for ref in made)
+
+
+def test_the_memory_of_a_received_state_is_gone_when_it_was_loaded(course, learning, monkeypatch):
+    made: list[weakref.ref] = []
+    right = lesson_module.anonymous
+
+    def anonymous(size: int) -> mmap.mmap:
+        memory = right(size)
+        made.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(lesson_module, "anonymous", anonymous)
+    course.advance(1)
+    learning.begin(members(course))
+    step = learning.wait().step
+    learning.shared.loaded(step)
+    gc.collect()
+    assert len(made) == 1
+    wait_until(lambda: made[0]() is None)
 
 
 def test_a_learner_that_goes_away_while_it_waits_is_not_copied_for(course):
