@@ -5,7 +5,7 @@ and leaves again. Per join:
 
     gap_s           longest time between two committed steps of an old worker, from the request until a second after
                     the joiner is active, less the median step before the request
-    calm_gap_s      the same over the seconds right before the request: the noise
+    calm_gap_s      the same over the seconds of calm right before the request: the noise
     active_after_s  from the joiner's fork (out of a warm forkserver) to the first step that it computed a part of
 
 Each micro-batch waits a while, as it would for an accelerator: on a machine with fewer cores than workers a joiner
@@ -19,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ import machine
 from figures import median_and_max
 from job import NAME, Job, wait_for
 from offspring import Offspring
-from steplog import Done, Reader, active_at, excess_gap, newest, step_seconds, whole
+from steplog import Done, Reader, active_at, excess_gap, gaps_over, newest, step_seconds, whole
 
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
@@ -47,7 +48,8 @@ BAR = 0.050
 """Seconds that the median gap may have beyond a normal step."""
 WITHIN = 120.0
 CALM = 4.0
-"""Seconds of calm before a join: a normal step, and the noise, are taken from them."""
+STEPS = 8
+"""Seconds, and steps of each worker, of calm before a join: a normal step, and the noise, are taken from them."""
 AFTER = 1.0
 """Seconds after the joiner is active that still belong to its join."""
 
@@ -59,6 +61,8 @@ class Join:
     Attributes:
         stages: from the request until the joiner was forked, had registered, was in a world, all were linked in it, it
             had caught up, it was planned, and it was active.
+        long_gaps: all steps of old workers that were longer than the bar allows: seconds from the request to their
+            end, and seconds beyond a normal step.
     """
 
     gap_s: float
@@ -66,6 +70,7 @@ class Join:
     active_after_s: float
     step_s: float
     stages: dict[str, float]
+    long_gaps: list[tuple[float, float]]
     load_1m: float
     others: float
 
@@ -84,9 +89,8 @@ def measured(joins: int, workers: int, elsewhere: float) -> dict[str, Any]:
         reader = Reader(steps)
         with job.listening() as (bus, log):
             for _ in range(joins):
-                _until_whole(reader, offspring, workers)
-                time.sleep(CALM)
-                found.append(_join(bus, log.received, reader, offspring, workers))
+                since = _until_calm(reader, offspring, workers)
+                found.append(_join(bus, log.received, reader, offspring, workers=workers, since=since))
                 print(found[-1], file=sys.stderr, flush=True)
                 reader.forget(time.time() - 60.0)
                 bus.publish(NAME, JobScaled(workers=workers))
@@ -97,7 +101,9 @@ def measured(joins: int, workers: int, elsewhere: float) -> dict[str, Any]:
     return summary(found) | {"details": details}
 
 
-def _join(bus: BusThread, log: Sequence[Received], reader: Reader, offspring: Offspring, workers: int) -> Join:
+def _join(
+    bus: BusThread, log: Sequence[Received], reader: Reader, offspring: Offspring, *, workers: int, since: float
+) -> Join:
     before = set(newest(reader.look())) & set(offspring.alive())
     load, busy = machine.load(), machine.Busy.now(offspring)
     asked = time.time()
@@ -110,16 +116,19 @@ def _join(bus: BusThread, log: Sequence[Received], reader: Reader, offspring: Of
     active = wait_for("the joiner's first step", look, WITHIN, every=0.1)
     time.sleep(max(0.0, active + AFTER - time.time()))
     others = machine.Busy.now(offspring).others_since(busy)
-    return join_of(reader.look(), log, before, asked, active, load_1m=load, others=round(others, 2))
+    return join_of(
+        reader.look(), log, before, since=since, asked=asked, active=active, load_1m=load, others=round(others, 2)
+    )
 
 
 def join_of(
     done: Sequence[Done],
     log: Sequence[Received],
     before: set[int],
+    *,
+    since: float,
     asked: float,
     active: float,
-    *,
     load_1m: float = 0.0,
     others: float = 0.0,
 ) -> Join:
@@ -129,6 +138,7 @@ def join_of(
         done: the workers' notes.
         log: the job's events.
         before: processes that trained before it.
+        since: wall time from which on all was calm.
         asked: wall time of the request.
         active: wall time at which the joiner had completed its first step.
         load_1m: for the record.
@@ -137,17 +147,19 @@ def join_of(
     Raises:
         ValueError: too few steps before it, or no joiner in the log.
     """
-    normal = step_seconds(done, before, asked - CALM, asked)
+    normal = step_seconds(done, before, since, asked)
     stages = stages_of(log, asked)
     if normal is None or "forked" not in stages:
         raise ValueError("no step before the join" if normal is None else "no worker was started")
     stages["active"] = round(active - asked, 4)
+    long = gaps_over(done, before, asked, active + AFTER, normal + BAR)
     return Join(
         gap_s=round(excess_gap(done, before, asked, active + AFTER, normal), 4),
-        calm_gap_s=round(excess_gap(done, before, asked - CALM, asked, normal), 4),
+        calm_gap_s=round(excess_gap(done, before, since, asked, normal), 4),
         active_after_s=round(stages["active"] - stages["forked"], 4),
         step_s=round(normal, 4),
         stages=stages,
+        long_gaps=[(round(end - asked, 3), round(took - normal, 4)) for end, took in long],
         load_1m=load_1m,
         others=others,
     )
@@ -191,12 +203,22 @@ def misses(found: dict[str, Any]) -> list[str]:
     return [f"median gap {gap} s, bar {BAR} s"] if gap is None or gap > BAR else []
 
 
-def _until_whole(reader: Reader, offspring: Offspring, workers: int) -> None:
-    def look() -> bool:
-        since = time.time() - 5.0
-        return whole(reader.look(), set(offspring.alive()), workers, since)
+def _until_calm(reader: Reader, offspring: Offspring, workers: int) -> float:
+    """Wait until all are at work and have been for some seconds and steps; returns since when."""
+    began = time.time()
 
-    wait_for(f"{workers} workers at work", look, WITHIN, every=0.2)
+    def at_work() -> bool:
+        return whole(reader.look(), set(offspring.alive()), workers, began)
+
+    wait_for(f"{workers} workers at work", at_work, WITHIN, every=0.2)
+    since = time.time()
+
+    def long_enough() -> bool:
+        counts = Counter(one.pid for one in reader.look() if one.time > since)
+        return time.time() - since >= CALM and len(counts) == workers and min(counts.values()) >= STEPS
+
+    wait_for(f"{STEPS} steps", long_enough, WITHIN, every=0.2)
+    return since
 
 
 def main() -> int:

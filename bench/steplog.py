@@ -140,6 +140,14 @@ def excess_gap(done: Sequence[Done], pids: Collection[int], since: float, until:
     return max(0.0, longest_gap(done, pids, since, until) - normal)
 
 
+def gaps_over(
+    done: Sequence[Done], pids: Collection[int], since: float, until: float, seconds: float
+) -> list[tuple[float, float]]:
+    """Return (end, length) of all gaps of these processes that end in a window and are longer than so many seconds."""
+    pairs = (pair for times in _times(done, pids) for pair in itertools.pairwise(times))
+    return sorted((b, b - a) for a, b in pairs if since < b <= until and b - a > seconds)
+
+
 def step_seconds(done: Sequence[Done], pids: Collection[int], since: float, until: float) -> float | None:
     """Return the median time between two steps of one process, over all of these in a window; None: too few steps."""
     took = [

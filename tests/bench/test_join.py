@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from join import AFTER, BAR, CALM, Join, join_of, misses, stages_of, summary
+from join import AFTER, BAR, Join, join_of, misses, stages_of, summary
 from steplog import Done
 
 from reknit.core.bus import Received
@@ -19,7 +19,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
-ASKED = 100.0
+SINCE, ASKED = 96.0, 100.0
 ACTIVE = 101.0
 
 
@@ -64,7 +64,7 @@ LOG = [
 
 def steps(pause: float, calm_pause: float = 0.0) -> list[Done]:
     """Steps of 0.1 s; one is longer by `pause` after the request, another one by `calm_pause` before it."""
-    notes, time, number = [], ASKED - CALM - 1.0, 0
+    notes, time, number = [], SINCE - 1.0, 0
     while time < ACTIVE + AFTER + 0.5:
         step = 0.1
         if time < ASKED - 1.0 <= time + step:
@@ -77,16 +77,19 @@ def steps(pause: float, calm_pause: float = 0.0) -> list[Done]:
 
 
 def test_a_gap_is_what_a_step_took_longer_while_one_joined():
-    join = join_of(steps(0.07, calm_pause=0.02), LOG, {1}, ASKED, ACTIVE)
+    join = join_of(steps(0.07, calm_pause=0.02), LOG, {1}, since=SINCE, asked=ASKED, active=ACTIVE)
     assert join.step_s == pytest.approx(0.1, abs=1e-3)
     assert join.gap_s == pytest.approx(0.07, abs=1e-3)
     assert join.calm_gap_s == pytest.approx(0.02, abs=1e-3)
     assert join.active_after_s == pytest.approx(0.9)
+    ((end, excess),) = join.long_gaps
+    assert 0.5 <= end <= 0.7
+    assert excess == join.gap_s
 
 
 def test_a_process_that_stops_for_good_is_a_gap():
     stopped = [note for note in steps(0.0) if note.time < ASKED + 0.2]
-    assert join_of(stopped, LOG, {1}, ASKED, ACTIVE).gap_s > 1.0
+    assert join_of(stopped, LOG, {1}, since=SINCE, asked=ASKED, active=ACTIVE).gap_s > 1.0
 
 
 def test_stages_are_those_of_the_joiner():
@@ -97,13 +100,13 @@ def test_stages_are_those_of_the_joiner():
 
 def test_without_steps_or_joiner_there_is_nothing_to_tell():
     with pytest.raises(ValueError, match="no step before"):
-        join_of([], LOG, {1}, ASKED, ACTIVE)
+        join_of([], LOG, {1}, since=SINCE, asked=ASKED, active=ACTIVE)
     with pytest.raises(ValueError, match="no worker was started"):
-        join_of(steps(0.0), LOG[:1], {1}, ASKED, ACTIVE)
+        join_of(steps(0.0), LOG[:1], {1}, since=SINCE, asked=ASKED, active=ACTIVE)
 
 
 def join(gap: float) -> Join:
-    return Join(gap, 0.0, 1.0, 0.1, {}, 0.0, 0.0)
+    return Join(gap, 0.0, 1.0, 0.1, {}, [], 0.0, 0.0)
 
 
 def test_the_document_has_exactly_the_promised_keys():
