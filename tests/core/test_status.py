@@ -148,6 +148,18 @@ def test_one_that_was_taken_out_and_comes_back_learns_again() -> None:
     assert (states(status)["b"], status.state) == ("active", "running")
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_next_life_is_not_lost_with_the_one_before(inside: bool) -> None:
+    """Its predecessor may be taken out when it has registered, or even caught up, already."""
+    started = WorkerStarted(worker="b", incarnation=2, node="n", pid=5)
+    caught = WorkerCaughtUp(worker="b", incarnation=2, generation=1, step=1)
+    status = told(*begun(), started, registered("b", TERMS, incarnation=2), *([caught] if inside else []))
+    members = (member("a"), member("b", 2)) if inside else (member("a"),)
+    status = see(status, world(2, *members, removed=("b",), added=("b",) * inside, reason="b died"), 9.0)
+    assert states(status)["b"] == ("active" if inside else "learning")
+    assert status.lost == ({} if inside else {"b": "b died"})
+
+
 def test_whoever_restored_has_the_state() -> None:
     caught = WorkerCaughtUp(worker="c", incarnation=1, generation=1, step=1)
     status = told(*begun(), registered("c", TERMS), caught, registered("d", TERMS), world(2, status="paused"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.upheaval import NAMES, Upheaval
 
+LAGS = [0.0, 0.003, 0.3]
 PAUSES = [0.0, 0.001, 0.01, 0.05, 0.12, 0.3, 0.4, 1.0, 3.0]
 KINDS = [
     "register",
@@ -54,8 +55,8 @@ FEW = settings(
 )
 
 
-def play(houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spares: int) -> None:
-    upheaval = Upheaval(houses, min(min_nodes, max_nodes), max_nodes, spares)
+def play(houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spares: int, lag: float = 0.0) -> None:
+    upheaval = Upheaval(houses, min(min_nodes, max_nodes), max_nodes, spares, lag)
     for action, who, pause in actions:
         upheaval.act(action, who)
         upheaval.town.run(pause)
@@ -65,13 +66,22 @@ def play(houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spa
     worlds = len(upheaval.town.worlds)
     upheaval.town.run(20.0)
     assert len(upheaval.town.worlds) == worlds, "nothing changes any more when nothing happens"
+    upheaval.end()
 
 
 @pytest.mark.parametrize("houses", [1, 2])
 @settings(FEW)
-@given(actions=ACTIONS, min_nodes=st.integers(1, 3), max_nodes=st.integers(1, 4), spares=st.integers(0, 2))
-def test_whatever_happens(houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spares: int) -> None:
-    play(houses, actions, min_nodes, max_nodes, spares)
+@given(
+    actions=ACTIONS,
+    min_nodes=st.integers(1, 3),
+    max_nodes=st.integers(1, 4),
+    spares=st.integers(0, 2),
+    lag=st.sampled_from(LAGS),
+)
+def test_whatever_happens(
+    houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spares: int, lag: float
+) -> None:
+    play(houses, actions, min_nodes, max_nodes, spares, lag)
 
 
 @pytest.mark.slow
@@ -86,6 +96,7 @@ def test_whatever_happens_for_longer() -> None:
             for _ in range(chance.randint(1, 40))
         ]
         try:
-            play(chance.randint(1, 3), actions, chance.randint(1, 3), chance.randint(1, 4), chance.randint(0, 2))
+            numbers = [chance.randint(*span) for span in ((1, 3), (1, 3), (1, 4), (0, 2))]
+            play(numbers[0], actions, *numbers[1:], lag=chance.choice(LAGS))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {actions}") from error

@@ -87,6 +87,8 @@ class Town:
         self.houses = [House(View(JOB, f"m{i}")) for i in range(houses)]
         self.bodies: dict[str, Body] = {}
         self.nodes: dict[str, bool] = {}
+        self.lag = 0.0
+        """Seconds by which every service but the first hears the log later."""
         self.muted = False
         """The broker is away: no heartbeat gets through."""
         self.lost = False
@@ -419,8 +421,11 @@ class Town:
             if event.status == "running" and not self._teachers():  # they begin together
                 self.holders |= self._lives(event)
         self.ids.add((kind, id_ or f"#{seq}"))
-        for house in self.houses:
-            self._tell(house, event, seq)
+        for i, house in enumerate(self.houses):
+            if i and self.lag:
+                self.later(self.lag, lambda house=house: self._tell(house, event, seq))
+            else:
+                self._tell(house, event, seq)
         return True
 
     def _tell(self, house: House, what: Any, seq: int = 0) -> None:

@@ -42,7 +42,7 @@ class Truth:
 class Upheaval:
     """A town in which random things happen."""
 
-    def __init__(self, houses: int, min_nodes: int, max_nodes: int, spares: int) -> None:
+    def __init__(self, houses: int, min_nodes: int, max_nodes: int, spares: int, lag: float = 0.0) -> None:
         self.town = Town(
             houses,
             min_nodes=min_nodes,
@@ -52,6 +52,7 @@ class Upheaval:
             last_call=0.5,
             max_restarts=10_000,
         )
+        self.town.lag = lag
         self.truth = Truth()
         self.shards = shards.View("job")
         self.next_incarnation = 1
@@ -321,6 +322,19 @@ class Upheaval:
         if len({record.workers[name].node for name, _ in expected}) >= spec.min_nodes:
             assert town.world.status == "running", f"paused, though {expected} are there: {town.world.awaiting}"
         assert town.replay().record == record
+
+    def end(self) -> None:
+        """All members come to the end of the run."""
+        town = self.town
+        if town.world.status != "running":
+            return
+        for i, name in enumerate(town.members):
+            if self.is_alive(name):
+                town.later(0.01 * i, lambda name=name: town.finished(name, 10))
+        town.run(5.0)
+        assert town.end is not None
+        assert town.end.outcome == "completed"
+        assert town.world.status == "finished"
 
     def check_sequence(self) -> None:
         worlds = self.town.worlds

@@ -300,10 +300,13 @@ def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Stat
     if status.world is not None and world.generation <= status.world.generation:
         return status
     members = {m.worker for m in world.members}
+    before = {m.worker: m.incarnation for m in status.world.members} if status.world else {}
     workers, lost = dict(status.workers), dict(status.lost)
     for name in world.removed:
         worker = workers.get(name)
-        if worker is not None and worker.state not in ("leaving", "finished"):
+        if worker is not None and worker.incarnation > before.get(name, worker.incarnation):
+            lost[name] = world.reason  # the life that was removed; the next one of that name is here already
+        elif worker is not None and worker.state not in ("leaving", "finished"):
             lost[name] = world.reason
             state = "dead" if worker.exit else "lost"
             workers[name] = dataclasses.replace(worker, state=state, note=world.reason, current=False)
