@@ -21,6 +21,8 @@ CHECK_WAIT = 0.05
 """Seconds that a certain death waits for the answers to urgent dials."""
 RELINK = 0.15
 """Seconds from the first report of a broken link to a new generation of the same members; doubles with each try."""
+DIVERGED = 0.01
+"""The same where a worker says that it broke the link itself, since bits differ: no death is behind it."""
 
 
 def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
@@ -68,5 +70,11 @@ def relink_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bo
     """True if links broke, nobody died of it, and the same members shall link anew."""
     if not record.breaks or verdict.dead or sight.breaks_since is None:
         return False
-    wait: float = min(RELINK * 2 ** min(record.relinks, 8), LONGEST)
-    return now - sight.breaks_since >= wait
+    return now - sight.breaks_since >= relink_wait(record)
+
+
+def relink_wait(record: Record) -> float:
+    """Seconds from the first report of a broken link to a new generation of the same members."""
+    first = DIVERGED if any(b.error.startswith("diverged") for b in record.breaks) else RELINK
+    wait: float = min(first * 2 ** min(record.relinks, 8), LONGEST)
+    return wait

@@ -24,7 +24,7 @@ from reknit.core.events import (
 )
 
 from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, outside
-from .cut import CHECK_WAIT, RELINK, removable
+from .cut import CHECK_WAIT, relink_wait, removable
 from .formation import enough
 from .hearing import disconnected, hear, is_silent, node_is_gone, notice
 from .outcome import outcome
@@ -105,7 +105,7 @@ def _conclude(view: View, now: float) -> Decision[View]:
         outs.append(_targets_out(view, wanted))
     decision = _ask(view, outs, now, reason)
     view, dials = _dial(decision.state, _suspects(record, decision.state.sight, verdict, now), now, urgent=False)
-    return dataclasses.replace(decision, state=view, do=dials, wake=_alarm(view.sight, verdict, now))
+    return dataclasses.replace(decision, state=view, do=dials, wake=_alarm(record, view.sight, verdict, now))
 
 
 def _world_out(view: View, world: WorldChanged) -> Out:
@@ -215,13 +215,13 @@ def _dial(view: View, lives: tuple[Life, ...], now: float, *, urgent: bool) -> t
     return dataclasses.replace(view, sight=dataclasses.replace(view.sight, checks=checks)), tuple(dials)
 
 
-def _alarm(sight: Sight, verdict: Verdict, now: float) -> float | None:
+def _alarm(record: Record, sight: Sight, verdict: Verdict, now: float) -> float | None:
     """Seconds until something is due that must not wait for the next regular tick."""
     due = []
     if verdict.gone:
         due += [check.at + CHECK_WAIT for check in sight.checks.values() if check.urgent]
     if sight.breaks_since is not None and not verdict.dead:
-        due += [sight.breaks_since + RING_DIAL, sight.breaks_since + RELINK]
+        due += [sight.breaks_since + RING_DIAL, sight.breaks_since + relink_wait(record)]
     if sight.joins_since is not None:
         due += [sight.joins_since + JOIN_WINDOW, sight.joins_since + JOIN_PATIENCE]
     later = [at - now for at in due if at > now]

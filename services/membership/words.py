@@ -99,6 +99,11 @@ def who_learns(candidates: Sequence[Worker]) -> list[str]:
     return [f"{names([w.worker for w in candidates])} still {'learns' if one else 'learn'}"] if candidates else []
 
 
+def who_carries_on(heirs: Sequence[Worker]) -> list[str]:
+    """Say who has the state although nobody of the world before is left."""
+    return [f"{names([w.worker for w in heirs])} had caught up and {'has' if len(heirs) == 1 else 'have'} the state"] * bool(heirs)
+
+
 def why_promoted(before: Sequence[Member], members: Sequence[Member]) -> list[str]:
     """Say which spares became active."""
     spares = {m.worker for m in before if m.role == "spare"}
@@ -112,6 +117,9 @@ def why_promoted(before: Sequence[Member], members: Sequence[Member]) -> list[st
 
 def why_relinked(record: Record) -> str:
     """Say which link broke and who reported it."""
+    told = next((b for b in record.breaks if b.error.startswith("diverged")), None)
+    if told is not None:
+        return f"{told.worker} broke the ring because bits differ ({told.error}), all live"
     first = record.breaks[0]
     error = f": {first.error}" if first.error else ""
     return f"the link {first.worker}–{first.peer} broke ({first.worker} lost its {first.side}{error}), all live"

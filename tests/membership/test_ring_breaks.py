@@ -30,6 +30,19 @@ def test_a_broken_link_without_a_death_makes_a_new_generation_of_the_same_member
     assert town.world.restarts == 0
 
 
+def test_a_link_that_was_broken_because_bits_differ_waits_for_no_death() -> None:
+    town = ring_of("a-0", "b-0", "c-0")
+    town.broken("b-0", "a-0", error="diverged: step 4 was computed with weights 1 there, 2 here")
+    town.broken("c-0", "b-0", error="closed by the peer")
+    assert town.until(lambda: len(town.worlds) == 2) < 0.05
+    assert town.members == ["a-0", "b-0", "c-0"]
+    assert town.world.reason.startswith("b-0 broke the ring because bits differ (diverged: step 4 was computed with")
+    town.broken("b-0", "a-0", error="diverged: again")
+    assert town.until(lambda: len(town.worlds) == 3) < 0.1
+    town.run(3.0)
+    assert len(town.worlds) == 3
+
+
 def test_the_reports_that_run_round_the_ring_are_one_break() -> None:
     names = [f"{n}-0" for n in "abcdef"]
     town = ring_of(*names)
