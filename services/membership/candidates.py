@@ -37,7 +37,7 @@ def joiners(record: Record, sight: Sight, gone: Collection[str], now: float) -> 
     workers = outside(record)
     if not record.teaches(gone):
         return workers
-    return tuple(w for w in workers if w.current and not _is_suspect(record, sight, w, now))
+    return tuple(w for w in workers if w.current and not is_suspect(record, sight, w, now))
 
 
 def learning(record: Record, gone: Collection[str]) -> tuple[Worker, ...]:
@@ -58,7 +58,9 @@ def joins_due(sight: Sight, now: float, *, others: bool) -> bool:
     return since is not None and now >= max(since + window, sight.world_at + QUIET_AFTER_WORLD)
 
 
-def _is_suspect(record: Record, sight: Sight, worker: Worker, now: float) -> bool:
+def is_suspect(record: Record, sight: Sight, worker: Worker, now: float) -> bool:
+    """True if there is anything at all against a worker that is in no ring; for a member that would not be enough."""
+
     def taken_back(what: str) -> bool:
         at = sight.noticed.get((what, worker.worker))
         return at is None or spoke_since(record, sight, worker.worker, at)

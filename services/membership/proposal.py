@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from reknit.core.events import Evidence, Member, TargetsSet, WorldChanged
 
 from . import words
-from .candidates import joiners, joins_due, learning, outside
+from .candidates import is_suspect, joiners, joins_due, learning, outside
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
-from .formation import booting, may_begin, members_without, status_of, targets
+from .formation import booting, enough, may_begin, members_without, status_of, targets
 from .planned import hindrance
 from .ring_order import first_order, route_round
 from .verdict import Verdict
@@ -41,8 +41,13 @@ def propose(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
     if record.completed() or record.stop is not None:
         return None  # the run only ends
     there = [*(record.workers[m.worker] for m in staying), *outside(record)]
+    if not removable(record, verdict) or gone_due(record, sight, verdict, now):
+        heard = [w for w in there if not is_suspect(record, sight, w, now)]
+        heirs = [w for w in heard if w.current]
+        if heirs and enough(record, heard):
+            return _first(view, verdict, heard, heirs)
     if may_begin(record, sight, there, now):
-        return _first(view, verdict, there)
+        return _first(view, verdict, there, ())
     return _announce(view, verdict, there, now)
 
 
@@ -94,13 +99,14 @@ def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
     return {**record.links, (low, high): record.links.get((low, high), 0) + 1}
 
 
-def _first(view: View, verdict: Verdict, there: Sequence[Worker]) -> WorldChanged:
-    """The world in which a ring begins."""
+def _first(view: View, verdict: Verdict, there: Sequence[Worker], heirs: Sequence[Worker]) -> WorldChanged:
+    """The world in which a ring begins; `heirs`: who has the state although the ring before is lost."""
     record = view.record
     members = first_order(there, record.most_active)
     expected = record.most_active + (record.spec.spares if record.spec else 0)
     begins = "the ring begins again" if record.began else "the ring begins"
     clauses = [*words.why_gone(record, verdict), f"{begins}: {len(there)} of {expected} workers registered"]
+    clauses += words.who_carries_on(heirs)
     return _world(view, verdict, members, clauses)
 
 

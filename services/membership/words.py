@@ -100,8 +100,9 @@ def who_learns(candidates: Sequence[Worker]) -> list[str]:
 
 
 def who_carries_on(heirs: Sequence[Worker]) -> list[str]:
-    """Say who has the state although nobody of the world before is left."""
-    return [f"{names([w.worker for w in heirs])} had caught up and {'has' if len(heirs) == 1 else 'have'} the state"] * bool(heirs)
+    """Say who has the state although nobody of the ring before is left."""
+    has = "has" if len(heirs) == 1 else "have"
+    return [f"{names([w.worker for w in heirs])} {has} the state, caught up in time"] if heirs else []
 
 
 def why_promoted(before: Sequence[Member], members: Sequence[Member]) -> list[str]:

@@ -170,11 +170,52 @@ def test_when_all_members_are_lost_the_ring_begins_with_those_who_wait(had_caugh
     town.disconnect(town.bodies["a-0"].client_id)
     if comes_back:
         town.later(0.2, lambda: town.register("a-0", 2) and None)
+    took = town.until(lambda: len(town.worlds) > 1 and town.world.status == "running")
+    assert (took < 0.1) == had_caught_up, "whoever has the state carries on at once"
     town.run(5.0)
-    assert town.world.status == "running"
-    assert town.members == (["a-0", "c-0"] if comes_back else ["c-0"])
+    if comes_back and had_caught_up:
+        assert town.members == ["c-0"]
+        town.caught_up("a-0")
+        town.run(1.0)
+        assert town.world.planned
+    assert sorted(town.members) == (["a-0", "c-0"] if comes_back else ["c-0"])
+    if had_caught_up:
+        assert [w.status for w in town.worlds] == ["running"] * len(town.worlds)
+        assert town.worlds[1].reason.endswith("c-0 has the state, caught up in time; 1 worker begins")
+        return
     current = {name for name, w in town.houses[0].view.record.workers.items() if w.current and name in town.members}
-    assert current == ({"c-0"} if had_caught_up else set(town.members)), "who has nothing learns in the ring"
+    assert current == set(town.members)
+
+
+def test_whoever_has_the_state_waits_for_the_minimum_of_nodes() -> None:
+    town = ring_of("a-0", "b-0", min_nodes=2)
+    town.register("c-0")
+    town.caught_up("c-0")
+    town.kill("a-0")
+    town.kill("b-0")
+    town.run(10.0)
+    assert (town.world.status, town.members) == ("paused", ["c-0"])
+    town.register("d-0")
+    assert town.until(lambda: town.world.status == "running") < 0.1
+    assert town.members == ["c-0", "d-0"]
+    record = town.houses[0].view.record
+    assert (record.workers["c-0"].current, record.workers["d-0"].current) == (True, False)
+
+
+def test_a_silent_heir_does_not_carry_on() -> None:
+    town = ring_of("a-0")
+    town.register("c-0")
+    town.run(3.0)
+    town.caught_up("c-0")
+    town.bodies["c-0"].beats = False
+    town.say(WorkerStuck(worker="c-0", incarnation=1, node="c", state="T stopped"))
+    town.kill("a-0")
+    town.run(0.3)
+    assert town.world.status == "paused"
+    town.register("a-0", 2)
+    town.run(5.0)
+    assert "a-0" in town.members
+    assert town.world.status == "running"
 
 
 def test_when_only_learners_are_left_in_the_ring_nobody_waits_outside() -> None:

@@ -283,8 +283,13 @@ class Upheaval:
             assert before is not None
             assert before.status == world.status == "running"
             assert old - now <= self.truth.polite, "planned, though somebody was lost"
-        if world.status == "running" and before is not None and before.status == "running":
-            self.look_at_change(world, before, teachers)
+        if world.status == "running" and before is not None:
+            if before.status == "running":
+                self.look_at_change(world, before, teachers)
+            sight = self.town.houses[0].view.sight
+            able = (self.town.holders & self.truth.alive) - self.truth.doubt - self.leaving()
+            ready = {life for life in able if life[0] not in sight.disconnected and life not in record.endings}
+            assert not ready or now & able, f"the run begins anew, though {ready} have the state"
         for name, incarnation in sorted(old - now):
             if (name, incarnation) in self.truth.alive:
                 self.town.later(COMES_BACK, lambda n=name, i=incarnation: self.come_back(n, i))
