@@ -1,4 +1,4 @@
-"""The pictures in docs/ring.md are what the code's own functions say; print them with `python tests/ring/test_page.py`."""
+"""The pictures in docs/ring.md are made by the code's own functions; `python tests/ring/test_page.py` prints them."""
 
 from __future__ import annotations
 
