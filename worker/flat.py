@@ -57,14 +57,16 @@ class Flat:
         cached: how many buffers' views are kept: more than are in use at a time.
 
     Attributes:
-        parameters: those that are trained, in the order of the layout.
+        parameters: those that are trained, in the order of their registration; the layout has them the other way round.
         shape: sections of the flat buffer, equal on all workers with equal modules.
     """
 
     def __init__(self, tracked: Tracked, *, cached: int = 16) -> None:
         trained = tracked.trained()
         self._names = [name for name, _ in trained]
-        self.parameters = self._parameters = [parameter for _, parameter in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        # the last registered first: backward comes to them first, so the first pieces of a slot are complete early
+        self._parameters = self.parameters[::-1]
         self._versions: list[int] = []
         self._cached = cached
         self._buffer_places = _once(tracked)
@@ -108,7 +110,7 @@ class Flat:
         """Before a slot's forward: no gradients, buffers as committed."""
         for parameter in self._parameters:
             parameter.grad = None
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self.parameters]
         self.restore_buffers()
 
     def check_unchanged(self) -> None:
@@ -117,7 +119,7 @@ class Flat:
         Raises:
             UsageError: they have; the next slot would not start from the weights that all agree on. Names the first.
         """
-        now = [parameter._version for parameter in self._parameters]
+        now = [parameter._version for parameter in self.parameters]
         if now != self._versions:
             first = next(i for i, (a, b) in enumerate(zip(now, self._versions, strict=True)) if a != b)
             raise UsageError(

@@ -258,13 +258,16 @@ class Reduction:
             self._pass(Kind.REDUCE, number, self.where.before + self.where.own, out)
 
     def _take_final(self, number: int, digest: xxhash.xxh3_64) -> None:
-        assert self.previous is not None
-        piece = self.cut[number]
-        view = self.result[piece.start : piece.end]
-        self.previous.receive_into(view.data)
+        view = self._receive(self.cut[number])
         if self.where.passes_final:
             self._pass(Kind.FINAL, number, self.slots, view)
         digest.update(view.data)
+
+    def _receive(self, piece: Piece) -> Buffer:
+        assert self.previous is not None
+        view = self.result[piece.start : piece.end]
+        self.previous.receive_into(view.data)
+        return view
 
     def _reserved(self, otherwise: Buffer) -> Buffer:
         """Where a partial sum is best made: where the next worker reads it, if it can be; `_pass` comes next."""
