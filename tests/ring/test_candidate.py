@@ -17,9 +17,6 @@ from support.feeds import Course, PretendMember, Truth
 from support.meddler import Meddler
 from support.rings import wait_until
 
-HELLO = 500
-"""More bytes than a member says before the first answer."""
-
 
 @pytest.fixture
 def course():

@@ -65,6 +65,13 @@ class Truth:
                 self._weights = self.apply(self._weights, result)
                 self.digests.append(digest(self._weights))
 
+    def before(self, step: int) -> np.ndarray:
+        """The right weights before a step."""
+        weights = self.fresh()
+        for number in range(step):
+            weights = self.apply(weights, self.result(number))
+        return weights
+
     def committed(self, step: int) -> Committed:
         self.until(step + 1)
         owners = (Range(worker="nobody", first=0, end=1),)
@@ -154,8 +161,13 @@ class Script:
 class PretendMember(Script):
     """A member: what `Run.complete` gives it, it applies, feeds and teaches."""
 
-    def __init__(self, name: str, truth: Truth, *, pace: float = 0.0, limit: Limit | None = None) -> None:
-        super().__init__(name, truth, pace=pace)
+    def __init__(
+        self, name: str, truth: Truth, *, pace: float = 0.0, limit: Limit | None = None, start: int = 0
+    ) -> None:
+        super().__init__(name, truth, pace=pace, weights=truth.before(start))
+        truth.until(start)
+        self.shared.step = self.shared.ready_at = start
+        self.shared.chain = truth.chains[start]
         self.shared.current = self.shared.whole = True
         self.shared.phase = "compute"
         self.feeder = Feeder(self.shared, limit=limit or Limit(1 << 30))
@@ -275,6 +287,14 @@ class Course:
         if self._error is not None:
             raise self._error
         return self.step
+
+    def join(self, name: str) -> PretendMember:
+        """One more member, between two steps; it has the state."""
+        made = PretendMember(name, self.truth, start=self.step)
+        self.members[name] = made
+        made.feeder.serving(self.world())
+        made.wait_for(self.step)
+        return made
 
     def candidate(self, name: str = "c", **options: object) -> PretendCandidate:
         made = PretendCandidate(name, self.truth, **options)
