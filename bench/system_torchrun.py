@@ -31,6 +31,8 @@ class Torchrun(Processes):
     def __init__(self, offspring: Offspring, folder: Path, event: str, workers: int) -> None:
         super().__init__(offspring, folder)
         self.event = event
+        if event == "freeze":
+            self.within = 60.0  # nothing is going to be noticed: the collective's time-out is 30 minutes
         self.nodes = [f"n{i}" for i in range(workers if event == "kill-node" else 1)]
         self._each = workers // len(self.nodes)
         with socket.socket() as free:
