@@ -33,15 +33,17 @@ WITHIN = 900.0
 def play(words: tuple[str, ...]) -> tuple[Any, str]:
     """Run one benchmark; returns its document, None if it printed none, and what is wrong, empty if nothing is."""
     command = [sys.executable, str(FOLDER / words[0]), *words[1:], "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            printed, _ = process.communicate(timeout=WITHIN)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # politely: it ends what it has started
+            return None, f"not done within {WITHIN:g} s"
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=WITHIN)
-    except subprocess.TimeoutExpired:
-        return None, f"not done within {WITHIN:g} s"
-    try:
-        found = json.loads(done.stdout)
+        found = json.loads(printed)
     except ValueError:
-        return None, f"printed no document, exit status {done.returncode}"
-    return found, "misses its bar" if done.returncode else ""
+        return None, f"printed no document, exit status {process.returncode}"
+    return found, "misses its bar" if process.returncode else ""
 
 
 def main() -> int:
