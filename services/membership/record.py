@@ -165,7 +165,8 @@ def _world(record: Record, event: WorldChanged, seq: int) -> Record:
         record = dataclasses.replace(record, workers=workers)
     old = {(m.worker, m.incarnation) for m in before}
     knit = bool(now) and (event.status == "running" or (record.knit and bool(old & now)))
-    return dataclasses.replace(record, world=event, breaks=(), knit=knit)
+    at_work = record.at_work if event.planned else event.generation
+    return dataclasses.replace(record, world=event, breaks=(), knit=knit, at_work=at_work)
 
 
 def _targets(record: Record, event: TargetsSet, seq: int) -> Record:

@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Queue:
-    """Who waits in the ring for whom, by the heartbeats of this generation.
+    """Who waits in the ring for whom, by the heartbeats of this generation, or of one that planned worlds follow.
 
     Attributes:
         waiting: heartbeats of those that wait in the ring.
@@ -158,7 +158,7 @@ def _queue(record: Record, sight: Sight, now: float) -> Queue:
     waiting, computing = [], set()
     for member in record.members:
         pulse = sight.pulses.get(member.worker)
-        if pulse is None or (pulse.incarnation, pulse.generation) != (member.incarnation, record.generation):
+        if pulse is None or pulse.incarnation != member.incarnation or pulse.generation < record.at_work:
             continue
         if is_silent(sight, member.worker, now):
             continue

@@ -150,6 +150,8 @@ class Record:
     """Of the newest world of the job, in this run or an earlier one."""
     world: WorldChanged | None = None
     """The newest world of this run."""
+    at_work: int = 0
+    """Oldest generation whose ring may still be at work: a planned world waits for the end of a step in the one before."""
     world_seq: int = 0
     """Stream sequence of the job's newest `world.changed`, what the next one is compared with."""
     knit: bool = False

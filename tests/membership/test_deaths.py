@@ -268,6 +268,24 @@ def test_a_stuck_worker_goes_after_stuck_after_and_the_option_has_its_effect(lim
     assert f"(stuck after {limit:g} s)" in town.world.reason
 
 
+def test_a_worker_hangs_in_the_step_at_whose_end_a_planned_world_waits() -> None:
+    town = ring_of("a-0", "b-0", "c-0", stuck_after=5.0)
+    town.ring = town.world.generation
+    for name in ("a-0", "c-0"):
+        town.bodies[name].phase, town.bodies[name].step, town.bodies[name].in_phase = "reduce", 7, 0.0
+    town.bodies["b-0"].step, town.bodies["b-0"].in_phase = 7, 0.0
+    for name in ("d-0", "e-0"):
+        town.register(name)
+        town.run(1.0)
+    assert [w.planned for w in town.worlds] == [False, True, True]
+    town.until(lambda: "b-0" not in town.members, 5.0)
+    assert not town.world.planned
+    assert town.world.evidence[0].source == "progress"
+    worlds = len(town.worlds)
+    town.run(20.0)
+    assert len(town.worlds) == worlds, "heartbeats of the ring that was left count no more"
+
+
 def test_a_worker_that_moves_on_is_not_stuck() -> None:
     town = ring_of("a-0", "b-0", stuck_after=5.0)
     for step in range(1, 10):

@@ -89,6 +89,8 @@ class Town:
         self.nodes: dict[str, bool] = {}
         self.lag = 0.0
         """Seconds by which every service but the first hears the log later."""
+        self.ring: int | None = None
+        """Generation that all beat with, None: the newest."""
         self.muted = False
         """The broker is away: no heartbeat gets through."""
         self.lost = False
@@ -379,6 +381,7 @@ class Town:
     def _beat(self) -> None:
         if self.muted:
             return
+        newest = self.worlds[-1].generation if self.worlds else 0
         for node, up in self.nodes.items():
             if up:
                 self.pulse(NodePulse(node=node))
@@ -388,7 +391,7 @@ class Town:
                     WorkerPulse(
                         worker=body.worker,
                         incarnation=body.incarnation,
-                        generation=self.worlds[-1].generation if self.worlds else 0,
+                        generation=newest if self.ring is None else self.ring,
                         step=body.step,
                         committed=body.step,
                         phase=body.phase,
