@@ -175,9 +175,8 @@ class Caller:
             if me in decision.current:
                 shared.current = shared.whole = True
                 shared.heard(void=decision.void)
-                if me in decision.lacking:
-                    shared.adopt(decision.furthest, ())
-                else:
+                # who waits for the furthest result keeps what it has computed of that step: its holder may die too
+                if me not in decision.lacking:
                     shared.adopt(decision.step, decision.owners)
             else:
                 shared.start_learning(decision.step, decision.owners, decision.chain)
