@@ -205,7 +205,8 @@ class Training:
         self._entry = ("--nats", str(endpoint), "--secret-file", str(secret))
         for node in self.nodes:
             self.start_node(node)
-        until(lambda: len(self.trains()) == len(self.nodes) * self._workers, f"all train\n{self.told()}", START)
+        everybody = {f"{node}-{i}" for node in self.nodes for i in range(self._workers)}
+        self.until_trains(everybody, within=START)
 
     def start_node(self, node: str) -> Command:
         """Start a node's launcher."""
