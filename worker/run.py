@@ -20,6 +20,7 @@ from reknit.core.bus_thread import BusThread
 from reknit.core.context import WorkerContext
 from reknit.core.errors import CheckpointError, RefusedByJob, StateError, UsageError
 from reknit.core.events import (
+    ChaosAsked,
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointRequested,
@@ -43,6 +44,7 @@ from reknit.core.order import Course
 from . import canary, numerics, restore, state
 from .alarm import Alarm
 from .batches import Batches
+from .chaos import Chaos
 from .digest import Watch, WeightsDigest
 from .engine import Engine
 from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result, Verify
@@ -126,6 +128,7 @@ class Run:
         names = [name for name, _ in tracked.buffers()]
         self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
         self._watch = Watch(self._weights)
+        self._chaos = Chaos(context.worker, tracked, allowed=context.chaos)
         self.shared.samples = lambda step, slot: tuple(self.course.slot_samples(step, slot).tolist())
         self._saving = Saving(
             context.worker,
@@ -223,6 +226,7 @@ class Run:
         self._flat.begin_slot()
         if self.shared.weights.verify:
             self._watch.begin(number)
+        self._chaos.at(number)
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
         batch = self._batches.fetch(number, slot)
         step.begin_slot()
@@ -242,6 +246,7 @@ class Run:
     def _apply(self, step: Step, number: int, result: Result) -> None:
         first, end = self.course.span(number)
         self._saving.wait()
+        self._chaos.before_apply(number, result.buffer[: self._flat.shape.sections[0].gradients or None])
         summary = self._flat.apply(result.buffer, samples=end - first, micro_batch=self.course.micro_batch)
         self._batches.settle(number)
         self._saving.agreed(result.of)
@@ -437,6 +442,8 @@ class Run:
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))
+            case ChaosAsked():
+                self._chaos.hear(event)
             case JobDoubted():
                 self._doubted(event)
             case JobFinished():

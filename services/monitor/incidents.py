@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from reknit.core.events import AnyEvent, JobFinished, WorkerExited, WorkerFailed
+from reknit.core.events import AnyEvent, JobFinished, WorkerCaughtUp, WorkerDiverged, WorkerExited, WorkerFailed
 from reknit.core.status import Status
 
 _BACK = ("active", "spare")
@@ -13,10 +13,12 @@ _BACK = ("active", "spare")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Incidents:
-    """Worker -> its newest failure that is not healed, by kind."""
+    """Worker -> its newest failure that is not healed, by kind; and node -> all divergences of its workers."""
 
     failed: Mapping[str, WorkerFailed] = dataclasses.field(default_factory=dict)
     exited: Mapping[str, WorkerExited] = dataclasses.field(default_factory=dict)
+    diverged: Mapping[str, WorkerDiverged] = dataclasses.field(default_factory=dict)
+    nodes_diverged: Mapping[str, tuple[WorkerDiverged, ...]] = dataclasses.field(default_factory=dict)
 
     def see(self, event: AnyEvent, status: Status) -> Incidents:
         """Take in one event, with the status after it."""
@@ -25,18 +27,32 @@ class Incidents:
                 return dataclasses.replace(self, failed={**self.failed, event.worker: event})
             case WorkerExited() if not event.expected:
                 return dataclasses.replace(self, exited={**self.exited, event.worker: event})
+            case WorkerDiverged():
+                events = (*self.nodes_diverged.get(event.node, ()), event)
+                return dataclasses.replace(
+                    self,
+                    diverged={**self.diverged, event.worker: event},
+                    nodes_diverged={**self.nodes_diverged, event.node: events},
+                )
             case JobFinished(outcome="completed" | "stopped"):
                 return Incidents()
+            case WorkerCaughtUp() if event.worker in self.diverged:
+                diverged = {name: e for name, e in self.diverged.items() if name != event.worker}
+                return dataclasses.replace(self, diverged=diverged)
             case _:
                 return self._healed(status)
 
     def _healed(self, status: Status) -> Incidents:
-        if not self.failed and not self.exited:
+        if not self.failed and not self.exited and not self.diverged:
             return self
         failed = {name: e for name, e in self.failed.items() if not _is_back(status, name, e.incarnation)}
         exited = {name: e for name, e in self.exited.items() if not _is_back(status, name, e.incarnation)}
-        same = len(failed) == len(self.failed) and len(exited) == len(self.exited)
-        return self if same else Incidents(failed, exited)
+        # another process has other memory, and received its state from the others
+        diverged = {name: e for name, e in self.diverged.items() if not _is_back(status, name, e.incarnation)}
+        new, old = (failed, exited, diverged), (self.failed, self.exited, self.diverged)
+        if [len(m) for m in new] == [len(m) for m in old]:
+            return self
+        return dataclasses.replace(self, failed=failed, exited=exited, diverged=diverged)
 
 
 def _is_back(status: Status, name: str, incarnation: int) -> bool:

@@ -15,7 +15,9 @@ from reknit.core.events import (
     CheckpointFailed,
     CheckpointRequested,
     JobFinished,
+    JobInexact,
     WorkerCaughtUp,
+    WorkerDiverged,
     WorkerExited,
     WorkerFailed,
     WorkerLeaving,
@@ -375,3 +377,66 @@ def test_a_thousand_workers_are_looked_at_in_a_moment() -> None:
 def test_the_page_about_the_monitor_knows_every_alert() -> None:
     text = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text()
     assert [name for rule in RULES for name in rule.alerts if f"`{name}`" not in text] == []
+
+
+def diverged(worker: str, node: str, step: int, **more: object) -> WorkerDiverged:
+    values = {"incarnation": 1, "generation": 1, "what": "weights", "digest": 1, "right": 2, "observer": "w9-0"} | more
+    return WorkerDiverged(worker=worker, node=node, step=step, **values)
+
+
+def test_a_divergence_is_told_with_worker_and_node_until_the_worker_has_caught_up() -> None:
+    job = Watched("w1-0", "w2-0", "w3-0")
+    job.beat(5)
+    job.publish(diverged("w2-0", "n2", 41))
+    alert = job.alert("worker-diverged")
+    assert (alert.subject, alert.severity) == ("w2-0", "warning")
+    assert alert.reason.startswith("w2-0 on n2 held other weights in step 41 (the majority agrees on others)")
+    job.beat(5)
+    assert ("worker-diverged", "w2-0", "cleared") not in job.told()
+    job.publish(WorkerCaughtUp(worker="w2-0", incarnation=1, generation=2, step=43))
+    assert ("worker-diverged", "w2-0", "cleared") in job.told()
+    assert not [a for a in job.told() if a[0] == "node-diverges"]
+
+
+def test_a_node_that_diverges_twice_is_suspected_until_the_run_is_over() -> None:
+    job = Watched("w1-0", "w2-0", "w3-0")
+    job.beat(5)
+    back = [WorkerCaughtUp(worker=w, incarnation=1, generation=2, step=46) for w in ("w1-0", "w2-0", "w3-0")]
+    job.publish(diverged("w2-0", "n2", 41, by="own"), back[1])
+    job.publish(diverged("w1-0", "n1", 44), back[0])
+    assert not [a for a in job.told() if a[0] == "node-diverges"], "two nodes, once each"
+    job.publish(diverged("w3-0", "n2", 90, what="result"))
+    alert = job.alert("node-diverges")
+    assert (alert.subject, alert.severity) == ("n2", "critical")
+    assert "2 times in this run (steps 41, 90): bad memory is likely" in alert.reason
+    assert "reknit drain n2" in alert.suggestion
+    job.publish(back[2])
+    job.beat(5)
+    assert ("node-diverges", "n2", "cleared") not in job.told()
+    job.publish(JobFinished(run="r1", outcome="completed"))
+    assert ("node-diverges", "n2", "cleared") in job.told()
+
+
+def test_a_worker_that_was_replaced_is_not_held_against_its_successor() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    job.publish(diverged("w2-0", "w2", 41), exited("w2-0", signal="SIGKILL", code=-9))
+    job.change("w1-0", removed=("w2-0",), reason="w2-0 died")
+    assert ("worker-diverged", "w2-0", "cleared") not in job.told()
+    job.incarnations["w2-0"] = 2
+    job.publish(WorkerStarted(worker="w2-0", incarnation=2, node="w2", pid=2), registered("w2-0", TERMS, incarnation=2))
+    job.change("w1-0", "w2-0", added=("w2-0",))
+    job.publish(WorkerCaughtUp(worker="w2-0", incarnation=2, generation=3, step=50))
+    assert ("worker-diverged", "w2-0", "cleared") in job.told()
+
+
+def test_a_run_that_is_not_exact_says_so_to_its_end() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    job.publish(JobInexact(run="r1", worker="w2-0", incarnation=1, node="w2", difference="numerics.threads differs"))
+    reason = "the run is not exact: w2-0 takes part although numerics.threads differs"
+    assert job.alert("run-not-exact").reason == reason
+    job.beat(30)
+    assert ("run-not-exact", "w2-0", "cleared") not in job.told()
+    job.publish(JobFinished(run="r1", outcome="completed"))
+    assert ("run-not-exact", "w2-0", "cleared") in job.told()

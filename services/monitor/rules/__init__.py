@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from reknit.services.monitor.finding import Rule
 
-from . import checkpoints, failures, loss, memory, progress, silence, stragglers, worlds
+from . import checkpoints, divergence, failures, loss, memory, progress, silence, stragglers, worlds
 
 RULES: tuple[Rule, ...] = (
     *failures.RULES,
+    *divergence.RULES,
     *loss.RULES,
     *worlds.RULES,
     *progress.RULES,

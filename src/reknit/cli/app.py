@@ -35,6 +35,7 @@ _VERBS = (
     "trace",
     "doctor",
     "config",
+    "chaos",
 )
 """One file a verb (or a group of verbs), in the order of the help."""
 

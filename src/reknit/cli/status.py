@@ -88,6 +88,8 @@ def _show(told: dict[str, Any]) -> None:
         output.data(f"world    generation {world['generation']}{how}, {world['size']} workers: {world['reason']}")
     if told["checkpoint"]["step"] >= 0:
         output.data(f"saved    step {told['checkpoint']['step']}: {told['checkpoint']['path']}")
+    for worker, difference in told["inexact"].items():
+        output.data(f"exact    no: {worker} takes part although {difference}")
     if told["workers"]:
         output.data("")
         rows = [

@@ -124,6 +124,7 @@ class Status:
         changed: monotonic seconds of the newest world.
         began: monotonic seconds when the world began to run last (first world, or after a pause).
         lost: worker -> why it was taken out, for those that were not to go and are not back.
+        inexact: worker -> in what its arithmetic differs, for those that were let in all the same.
         not_finite: first step of which the loss was not finite, -1: none since the loss is finite again.
         alerts: raised ones; `numbers`: how often each was raised so far.
     """
@@ -146,6 +147,7 @@ class Status:
     moved: float | None = None
     loss: float | None = None
     losses: tuple[tuple[int, float], ...] = ()
+    inexact: Mapping[str, str] = dataclasses.field(default_factory=dict)
     not_finite: int = -1
     computed_again: int = 0
     epochs: int = 0
@@ -221,6 +223,7 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
         },
         "workers": [_worker(worker, now, status.committed) for worker in _in_ring_order(status)],
         "lost": dict(status.lost),
+        "inexact": dict(status.inexact),
         "nodes": [
             {"node": n.node, "host": n.host, "up": n.up, "load": n.pulse.load if n.pulse else None}
             for n in status.nodes.values()

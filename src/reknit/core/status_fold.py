@@ -18,6 +18,7 @@ from reknit.core.events import (
     CheckpointRestored,
     EpochFinished,
     JobFinished,
+    JobInexact,
     JobScaled,
     JobStopAsked,
     JobSubmitted,
@@ -60,7 +61,7 @@ def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0) -> Statu
     match event:
         case WorldChanged():
             return _world(status, event, now, wall)
-        case JobSubmitted() | JobScaled() | JobStopAsked() | JobFinished():
+        case JobSubmitted() | JobScaled() | JobStopAsked() | JobInexact() | JobFinished():
             return _job(status, event, now)
         case AgentJoined() | AgentLeft():
             return dataclasses.replace(status, nodes=_with(status.nodes, event.node, _node(status, event)))
@@ -114,7 +115,9 @@ def _with(table: Mapping[K, V], key: K, value: V) -> dict[K, V]:
 # -- the job ---------------------------------------------------------------------------------------------------------
 
 
-def _job(status: Status, event: JobSubmitted | JobScaled | JobStopAsked | JobFinished, now: float) -> Status:
+def _job(
+    status: Status, event: JobSubmitted | JobScaled | JobStopAsked | JobInexact | JobFinished, now: float
+) -> Status:
     match event:
         case JobSubmitted():
             alive = status.spec is not None and status.finished is None
@@ -123,6 +126,8 @@ def _job(status: Status, event: JobSubmitted | JobScaled | JobStopAsked | JobFin
             return dataclasses.replace(status, wanted=event.workers, lost={})
         case JobStopAsked():
             return dataclasses.replace(status, stopping=event.reason or "asked to stop")
+        case JobInexact() if event.run == status.run:
+            return dataclasses.replace(status, inexact=_with(status.inexact, event.worker, event.difference))
         case JobFinished() if event.run == status.run:
             return dataclasses.replace(status, finished=event, lost={})
     return status
