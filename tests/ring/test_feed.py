@@ -204,8 +204,10 @@ def test_one_that_goes_on_reading_hears_why_it_is_cut_off(big):
         big.advance(30)
         read = []
         while "result" in (message := next_message(sock)):
-            read.append(resend.unpack(message["result"]).step)
-            side.receive_into(sock, memoryview(bytearray(message["bytes"])))
+            read.append(step := resend.unpack(message["result"]).step)
+            side.receive_into(sock, memoryview(data := bytearray(message["bytes"])))
+            # its buffer was not used again before it was sent, though the run had long forgotten the result
+            assert data == big.truth.result(step).tobytes()
     # what was on its way came whole, in order; then the reason
     assert read == list(range(len(read)))
     assert len(read) < 30
