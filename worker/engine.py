@@ -41,6 +41,7 @@ from .ring.roll_call import Decision
 from .ring.token import circulate
 from .ring.vote import Diverged, Wrong
 from .standing import Standing
+from .transport.port import Tcp, Transport
 
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
@@ -58,6 +59,7 @@ class Engine:
         register: announces this worker (again) after it was left out of a world; gets the new incarnation.
         loss_of: reads the global mean loss out of a result buffer, for the ledger.
         feeder: sends results to candidates.
+        transport: adds up; None: the ring's own links.
 
     Attributes:
         standing: member, candidate or left out.
@@ -78,6 +80,7 @@ class Engine:
         register: Callable[[int, int], None],
         loss_of: Callable[[Result], float | None],
         feeder: Feeder | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.identity = identity
         self.shared = shared
@@ -87,6 +90,7 @@ class Engine:
         self.trace = ""
         self.links_made = 0
         self.feeder = feeder or Feeder(shared)
+        self._transport = transport or Tcp()
         self._loss_of = loss_of
         self._cut = shared.shape.pieces()
         self.neighbours = Neighbours(
@@ -160,6 +164,7 @@ class Engine:
         self.standing.close()
         self.feeder.close()
         self._learner.close()
+        self._transport.close()
         self._unlink()
 
     # ------------------------------------------------------------------------------------------ engine thread
@@ -273,7 +278,7 @@ class Engine:
             witness=lambda: shared.own_weights() if shared.current else 0,
         )
         try:
-            settled, chain = work.run()
+            settled, chain = self._transport.reduce(work)
         except ReknitError:
             self._scrap.append(work.result)  # a sender may still read it: it is free once the links are closed
             raise

@@ -11,6 +11,7 @@ layout».
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -94,6 +95,21 @@ class Flat:
         self._out4 = torch.empty(self._f4_values)
         self._out8 = torch.empty(self._f8_values, dtype=torch.float64)
         self._grads = self._make_grads()
+
+    @property
+    def buckets(self) -> tuple[Section, ...]:
+        """Parts of one order of magnitude each: parameters, float buffers, the counts, each number at the end.
+
+        Padding is in none of them. See `transport.buckets`.
+        """
+        fours = [*(n for kind, n in self._places if kind == "f4"), len(self._places)]
+        eights = [*(n for kind, n in self._places if kind == "f8"), 1, 1, 1]
+        ends4 = itertools.accumulate(fours, lambda at, n: at + 4 * n, initial=0)
+        ends8 = itertools.accumulate(eights, lambda at, n: at + 8 * n, initial=self._bounds[0])
+        return (
+            *(Section("f4", start, end) for start, end in itertools.pairwise(ends4)),
+            *(Section("f8", start, end) for start, end in itertools.pairwise(ends8)),
+        )
 
     def _buffers(self) -> list[torch.Tensor]:
         # looked up each time: forward may have assigned a new tensor to the name

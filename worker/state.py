@@ -25,7 +25,7 @@ from reknit.core.errors import StateError, WireError
 from reknit.core.layout import Entry, Layout, aligned
 
 from .skeleton import Encoder, check_tensor, decode, dtype_name, dtype_named, size_of
-from .tracked import Place, Tracked, signature_line
+from .tracked import OUR_OWN, Place, Tracked, signature_line
 
 Memory = memoryview | bytearray | bytes
 
@@ -168,9 +168,10 @@ def load(tracked: Tracked, layout: Layout, memory: Memory) -> None:
     def fresh(number: int) -> torch.Tensor:
         return _read(flat, layout.entries[number])
 
-    if set(objects) != set(tracked.objects):
-        raise StateError(f"the state holds {sorted(objects)}, tracked here are {sorted(tracked.objects)}")
-    values = {name: decode(coded, fresh) for name, coded in objects.items()}
+    held, here = set(objects) - OUR_OWN, set(tracked.objects) - OUR_OWN
+    if held != here:
+        raise StateError(f"the state holds {sorted(held)}, tracked here are {sorted(here)}")
+    values = {name: decode(objects[name], fresh) if name in objects else {} for name in tracked.objects}
     places = {place.name: place for place in tracked.places()}
     _check_places(places, saved, layout)
     with torch.no_grad():

@@ -52,6 +52,10 @@ class Place:
     tensor: torch.Tensor | None
 
 
+OUR_OWN = frozenset({"reknit_bounds"})
+"""Names under which reknit itself tracks something; a state may have it or lack it (see `transport.bounds`)."""
+
+
 class Tracked:
     """The tracked objects, by name, in the order they were given.
 

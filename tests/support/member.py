@@ -80,7 +80,7 @@ class Member:
         """All-reduce integers of value rank+1; the first element."""
         for _ in range(times):
             tensor = torch.full((count,), self.rank + 1, dtype=torch.int64)
-            work = self.group.start(tensor, "sum", self.watch.ring)
+            work = self.group.start(tensor, self.watch.ring)
             self.watch.until(lambda work=work: work.done)
             work.check()
         return int(tensor[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import hashlib
 import sys
 import threading
@@ -32,6 +33,11 @@ from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
 from reknit.worker.teaching import Teacher
+from reknit.worker.transport.bounds import Bounds
+from reknit.worker.transport.buckets import lay_out, whole_sections
+from reknit.worker.transport.collective import Collective
+from reknit.worker.transport.fixed_point import FixedPoint
+from reknit.worker.transport.gloo import GlooGroup
 
 FLOATS = 3000
 SHAPE = Shape(
@@ -71,7 +77,9 @@ class PretendWorker:
         used: Callable[[int], int] | None = None,
         seed: int = 0,
         verify: bool = True,
+        exact: bool = False,
     ) -> None:
+        """`exact`: sums go over gloo, in fixed point."""
         self.name = name
         self.slots = slots
         self.weights = np.random.default_rng(seed).standard_normal(FLOATS).astype(np.float32)
@@ -87,7 +95,10 @@ class PretendWorker:
         self.hold: Callable[[int, int], None] = lambda step, slot: None
         self.meddle: Callable[[str, int], None] = lambda when, step: None
         self.doubts = False
-        self.shared = Exchange(name, 1, SHAPE, used or (lambda step: slots), total)
+        self.bounds = Bounds(SHAPE, whole_sections(SHAPE)) if exact else None
+        self.take_bounds = self.bounds.take if self.bounds is not None else lambda result: None
+        shape = self.bounds.shape if self.bounds is not None else SHAPE
+        self.shared = Exchange(name, 1, shape, used or (lambda step: slots), total)
         self.shared.weights.verify = verify
         self.teacher = Teacher(self.shared)
         self.listener = Listener("job", name, "secret", "127.0.0.1", self._arrived)
@@ -100,9 +111,14 @@ class PretendWorker:
             outlet=self.outlet,
             register=lambda incarnation, held: self.registered.append((incarnation, held)),
             loss_of=lambda result: float(result.buffer[4 * FLOATS : 4 * FLOATS + 8].view(np.float64)[0]),
+            transport=self._over_gloo(self.bounds) if self.bounds is not None else None,
         )
         self.engine.caller.fresh_digest = int.from_bytes(hashlib.sha256(self.weights.tobytes()).digest()[:8], "little")
         self.thread = threading.Thread(target=self._main, daemon=True)
+
+    def _over_gloo(self, bounds: Bounds) -> Collective:
+        point = FixedPoint(lay_out(SHAPE, whole_sections(SHAPE)), self.slots)
+        return Collective(point, bounds, functools.partial(GlooGroup.meet, host="127.0.0.1"), self.shared.moved)
 
     def _arrived(self) -> None:
         self.teacher.arrived(self.listener)
@@ -164,9 +180,7 @@ class PretendWorker:
                 case Restore():
                     shared.restored(0, 0)
                 case Load(state):
-                    raw = bytes(state.memory)
-                    self.weights = np.frombuffer(raw[:-8], np.float32).copy()
-                    self.counter = int.from_bytes(raw[-8:], "little")
+                    self._load(bytes(state.memory))
                     self.engine.ledger.take_over(state.ledger)
                     self.note(f"load {state.step}", self.weights)
                     shared.loaded(state.step)
@@ -181,10 +195,8 @@ class PretendWorker:
                     self.meddle("verified", step)
                 case Copy(step):
                     shared.copying(step)
-                    raw = self.weights.tobytes() + self.counter.to_bytes(8, "little")
-                    shared.copied(
-                        StateCopy(step, self.chain_before(step), b"", memoryview(raw), self.engine.ledger.export())
-                    )
+                    raw = memoryview(self._state())
+                    shared.copied(StateCopy(step, self.chain_before(step), b"", raw, self.engine.ledger.export()))
                 case Compute(step, slot):
                     self.hold(step, slot)
                     self.meddle("compute", step)
@@ -200,6 +212,7 @@ class PretendWorker:
                     self.meddle("apply", step)
                     total = result.buffer[: 4 * FLOATS].view(np.float32)
                     self.weights = self.weights - np.float32(1e-3) * total / np.float32(self.slots)
+                    self.take_bounds(result.buffer)
                     self.counter += int(result.buffer[4 * FLOATS + 16 :].view(np.int64)[0])
                     self.applied.append(step)
                     self.note(f"apply {step}", self.weights)
@@ -211,6 +224,17 @@ class PretendWorker:
                 case Done():
                     self.outcome = "done"
                     return
+
+    def _state(self) -> bytes:
+        bounds = self.bounds.exponents.tobytes() if self.bounds is not None else b""
+        return bounds + self.weights.tobytes() + self.counter.to_bytes(8, "little")
+
+    def _load(self, raw: bytes) -> None:
+        if self.bounds is not None:
+            size = self.bounds.exponents.nbytes
+            self.bounds.exponents, raw = np.frombuffer(raw[:size], np.int32).copy(), raw[size:]
+        self.weights = np.frombuffer(raw[:-8], np.float32).copy()
+        self.counter = int.from_bytes(raw[-8:], "little")
 
     def chain_before(self, step: int) -> int:
         result = self.shared.results.get(step - 1)

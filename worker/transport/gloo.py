@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from reknit.worker.ring.link import Link
 from reknit.worker.ring.token import circulate
 
-from .group import CollectiveFailed, Operation
+from .group import CollectiveFailed
 from .meeting import Meeting
 from .sockets import shut_down
 from .watch import Watch
@@ -24,12 +24,13 @@ from .watch import Watch
 CONNECTING = 4.0
 """Timeout of a group that is being made; gloo gives up after five of them (measured). Who watches the links gives up at
 once when the world moves: this is only how long what was given up may linger when a peer was stopped just then."""
-_LONG = timedelta(days=30)
-"""Patience of a collective: how long a worker may compute while others wait is for membership to say, not for gloo."""
+PATIENCE = 15.0
+"""Seconds that a collective may be without progress. All members have begun it (see `largest`), so nobody computes
+meanwhile. It is also how long a collective may linger that was given up: shutting its connections down ends it at once,
+but gloo now and then forgets to wake one that is about to send (seen in `UnboundBuffer::waitSend`, torch 2.13)."""
 _THREADS = 2
 _AGAIN = 0.05
 
-_OPERATIONS = {"sum": ReduceOp(ReduceOp.SUM), "max": ReduceOp(ReduceOp.MAX)}
 _Process: Any = dist.ProcessGroupGloo  # its stub lacks half of what it has
 
 
@@ -134,13 +135,13 @@ class GlooGroup:
             raise
         return group
 
-    def start(self, tensor: torch.Tensor, operation: Operation, wake: Callable[[], None]) -> _Work:
+    def start(self, tensor: torch.Tensor, wake: Callable[[], None]) -> _Work:
         """See `group.Group`."""
         if self._maker is None or self._maker.made is None:
             raise CollectiveFailed("the group is closed")
         options = AllreduceOptions()
-        options.reduceOp = _OPERATIONS[operation]
-        options.timeout = _LONG
+        options.reduceOp = ReduceOp(ReduceOp.SUM)
+        options.timeout = timedelta(seconds=PATIENCE)
         try:
             work = _Work(self._maker.made.allreduce([tensor], options), tensor)
         except RuntimeError as error:

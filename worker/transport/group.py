@@ -1,15 +1,13 @@
-"""A group of workers that adds up and compares whole arrays: the port between exact sums and a collective library."""
+"""A group of workers that adds up arrays of integers: the port between exact sums and a collective library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from reknit.core.errors import ReknitError
-
-Operation = Literal["sum", "max"]
 
 
 class CollectiveFailed(ReknitError):
@@ -34,12 +32,11 @@ class Work(Protocol):
 class Group(Protocol):
     """The members of one generation's ring, by rank. Every member must start the same collectives in the same order."""
 
-    def start(self, tensor: torch.Tensor, operation: Operation, wake: Callable[[], None]) -> Work:
-        """Begin an all-reduce in place.
+    def start(self, tensor: torch.Tensor, wake: Callable[[], None]) -> Work:
+        """Begin to add up a tensor over all members, in place.
 
         Args:
-            tensor: contiguous; of integers.
-            operation: what to do.
+            tensor: contiguous; of 64-bit integers.
             wake: called once it has ended, on any thread; it may also never be called if `done` tells by itself.
 
         Raises:
@@ -48,3 +45,6 @@ class Group(Protocol):
 
     def close(self) -> None:
         """End whatever is under way and free everything, in the background: never blocks. Idempotent."""
+
+    def closed(self, seconds: float) -> bool:
+        """Close, and wait until everything is free; False after so many seconds."""

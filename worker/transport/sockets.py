@@ -8,23 +8,27 @@ address of a member, and those are in the values that the members exchanged (see
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import stat
-import struct
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-_LISTENING = 10
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_ADDRESS = 28
+"""Bytes of the longest address of interest, that of IPv6."""
+_KEY: dict[int, int] = {socket.AF_INET: 8, socket.AF_INET6: 24}
+"""How many bytes of an address say something: family, port and host, without padding or scope."""
 
 
 def shut_down(mine: bytes, others: Sequence[bytes]) -> int:
     """Shut down this process's connections to a group's members; listening sockets stay as they are.
 
-    (A listening socket must stay: gloo ends the process when one of its own fails. And only a connection of the group
-    is ever touched: a socket object of Python made from any other might change the mode that its owner has set.)
+    (A listening socket must stay: gloo ends the process when one of its own fails. And nobody else's connection is
+    touched: a socket object of Python made from one might change the mode that its owner has set.)
 
     Args:
         mine: what this member told the others: it holds the address that it listens at.
@@ -33,40 +37,32 @@ def shut_down(mine: bytes, others: Sequence[bytes]) -> int:
     Returns:
         How many connections were shut down.
     """
-    wanted = {
-        inode for local, remote, inode in _connections() if local in mine or any(remote in other for other in others)
-    }
     count = 0
-    for number in os.listdir(_DESCRIPTORS) if wanted else ():  # noqa: PTH208 - numbers are wanted, not paths
-        with contextlib.suppress(OSError):  # closed meanwhile
-            copy = os.dup(int(number))
-            status = os.fstat(copy)
-            if not stat.S_ISSOCK(status.st_mode) or status.st_ino not in wanted:
-                os.close(copy)
-                continue
-            with socket.socket(fileno=copy) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
+    for connection, local, remote in _connections():
+        if local in mine or any(remote in other for other in others):
+            count += _LIBC.shutdown(connection, socket.SHUT_RDWR) == 0
     return count
 
 
-def _connections() -> Iterator[tuple[bytes, bytes, int]]:
-    """Each TCP connection of this network namespace: its two addresses as they lie in memory, and its inode."""
-    for table in _TABLES:
-        try:
-            lines = table.read_text().splitlines()[1:]
-        except OSError:  # no IPv6 here
-            continue
-        for line in lines:
-            _, local, remote, state, *_, inode = line.split()[:10]
-            if int(state, 16) != _LISTENING:
-                yield _packed(local), _packed(remote), int(inode)
+def _connections() -> Iterator[tuple[int, bytes, bytes]]:
+    """A duplicate of each connected internet socket of this process, with both addresses as they lie in memory."""
+    for number in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - numbers are wanted, not paths
+        with contextlib.suppress(OSError):  # closed meanwhile
+            copy = os.dup(int(number))
+            try:
+                if stat.S_ISSOCK(os.fstat(copy).st_mode):
+                    local, remote = _address(_LIBC.getsockname, copy), _address(_LIBC.getpeername, copy)
+                    if local and remote:
+                        yield copy, local, remote
+            finally:
+                os.close(copy)
 
 
-def _packed(address: str) -> bytes:
-    """`0100007F:1F90` as the kernel lays it out: family, port, host; with IPv6 a flow label between the last two."""
-    host, port = address.split(":")
-    words = b"".join(struct.pack("=I", int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
-    if len(words) == 4:
-        return struct.pack("=H", socket.AF_INET) + struct.pack("!H", int(port, 16)) + words
-    return struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", int(port, 16), 0) + words
+def _address(call: ctypes._NamedFuncPointer, descriptor: int) -> bytes:
+    """What the call says, empty if nothing or no internet address."""
+    place = ctypes.create_string_buffer(_ADDRESS)
+    size = ctypes.c_uint32(_ADDRESS)
+    if call(descriptor, place, ctypes.byref(size)) != 0:
+        return b""
+    family = int.from_bytes(place.raw[:2], sys.byteorder)
+    return place.raw[: _KEY.get(family, 0)]

@@ -1,0 +1,92 @@
+"""Which transport a run uses, and what that needs: checked before anything is linked, with errors to act on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from reknit.core.errors import UsageError
+from reknit.worker.ring.pieces import Section, Shape
+
+from .bounds import Bounds
+from .buckets import lay_out
+from .collective import Collective
+from .fixed_point import FixedPoint
+from .gloo import GlooGroup
+from .port import Tcp, Transport
+
+NAMES = ("tcp", "gloo", "nccl")
+
+
+class Choice:
+    """A transport that can be made once the rest of the session is there.
+
+    Args:
+        name: `tcp`, `gloo` or `nccl`.
+        shape: of the flat buffer.
+        buckets: of the flat buffer.
+        slots: V.
+        parameters: that are trained.
+
+    Attributes:
+        shape: of the buffers that the transport works on.
+        bounds: to be tracked, and given each result; None if the transport has none.
+
+    Raises:
+        UsageError: there is no such transport, or not here, or it does not fit the parameters.
+    """
+
+    def __init__(
+        self, name: str, shape: Shape, buckets: Sequence[Section], slots: int, parameters: Iterable[torch.Tensor]
+    ) -> None:
+        self.name = name
+        self.device = check(name, parameters)
+        self.bounds = Bounds(shape, buckets) if name != "tcp" else None
+        self.shape = self.bounds.shape if self.bounds is not None else shape
+        self._lanes = lay_out(shape, buckets)
+        self._slots = slots
+
+    def make(self, host: str, moved: Callable[[], bool]) -> Transport:
+        """Make it.
+
+        Args:
+            host: address of this machine that all members can reach.
+            moved: True once a newer world exists.
+        """
+        if self.bounds is None:
+            return Tcp()
+        return Collective(
+            FixedPoint(self._lanes, self._slots), self.bounds, functools.partial(GlooGroup.meet, host=host), moved
+        )
+
+
+def check(name: str, parameters: Iterable[torch.Tensor]) -> torch.device:
+    """Check that a transport can work here; returns the device that it adds up on.
+
+    Raises:
+        UsageError: it cannot, and why.
+    """
+    if name not in NAMES:
+        raise UsageError(f"there is no transport {name!r}", hint=f"one of {', '.join(NAMES)}")
+    host = torch.device("cpu")
+    if name == "tcp":
+        return host
+    if name == "gloo":
+        if not (dist.is_available() and dist.is_gloo_available()):
+            raise UsageError("transport gloo: this build of torch has no gloo", hint="use --transport tcp")
+        return host
+    if not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no usable GPU"
+        raise UsageError(f"transport nccl needs CUDA, and {why}", hint="use --transport tcp, or gloo")
+    if not (dist.is_available() and dist.is_nccl_available()):
+        raise UsageError("transport nccl: this build of torch has no NCCL", hint="use --transport tcp, or gloo")
+    devices = sorted({str(p.device) for p in parameters})
+    if len(devices) != 1 or not devices[0].startswith("cuda"):
+        raise UsageError(
+            f"transport nccl needs all parameters on one GPU, here they are on {', '.join(devices) or 'none'}",
+            hint="move the model to one GPU before ring.steps, or use --transport tcp: it takes any mixture of devices",
+        )
+    return torch.device(devices[0])
