@@ -1,4 +1,4 @@
-"""A slot's micro-batch: its samples, fetched and collated under the slot's own random numbers."""
+"""Micro-batches: samples fetched and collated, under random numbers of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from reknit.core.order import Course, slot_seed
 Collate = Callable[[list[Any]], Any]
 
 
-def length_of(dataset: Any) -> int:
-    """Length of a map-style dataset.
+def length_of(dataset: Any, call: str = "ring.steps") -> int:
+    """Length of a map-style dataset, which was given to `call`.
 
     Raises:
         UsageError: it has no length, no `__getitem__`, or no samples.
@@ -25,11 +25,11 @@ def length_of(dataset: Any) -> int:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UsageError(
             f"{type(dataset).__name__} cannot be split by sample: it has no __len__ and __getitem__",
-            hint="give ring.steps a map-style dataset; an iterable has no order that all workers could know",
+            hint=f"give {call} a map-style dataset; an iterable has no order that all workers could know",
         )
     samples = len(dataset)
     if samples < 1:
-        raise UsageError("the dataset is empty: there is nothing to train on", hint="check its path and filters")
+        raise UsageError(f"the dataset given to {call} is empty", hint="check its path and filters")
     return samples
 
 
@@ -43,11 +43,30 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+class Fetch:
+    """Sample ids to a batch.
+
+    Args:
+        dataset: map-style; `__getitems__(list of ids)` is used where it exists.
+        collate: list of samples to batch; torch's default otherwise.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
+        self._dataset = dataset
+        self._collate = collate or default_collate
+        self._many: Callable[[Sequence[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+
+    def __call__(self, ids: Sequence[int]) -> Any:
+        """Return the batch of these samples."""
+        items = self._many(list(ids)) if self._many is not None else [self._dataset[i] for i in ids]
+        return self._collate(items)
+
+
 class Batches:
     """Micro-batches of a course over a dataset.
 
     Args:
-        dataset: map-style; `__getitems__(list of ids)` is used where it exists.
+        dataset: map-style.
         course: sample order.
         collate: list of samples to batch; torch's default otherwise.
     """
@@ -55,9 +74,7 @@ class Batches:
     def __init__(self, dataset: Any, course: Course, collate: Collate | None = None) -> None:
         self.course = course
         self._last: tuple[int, int, tuple[int, ...]] = (-1, -1, ())
-        self._dataset = dataset
-        self._collate = collate or default_collate
-        self._many: Callable[[Sequence[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+        self._fetch = Fetch(dataset, collate)
 
     def samples(self, step: int, slot: int) -> tuple[int, ...]:
         """Ids of a slot's samples."""
@@ -68,9 +85,7 @@ class Batches:
     def fetch(self, step: int, slot: int) -> Any:
         """Seed for the slot and return its batch; the random numbers go on from there in the forward pass."""
         seed_all(slot_seed(self.course.seed, step, slot))
-        ids = self.samples(step, slot)
-        items = self._many(list(ids)) if self._many is not None else [self._dataset[i] for i in ids]
-        return self._collate(items)
+        return self._fetch(self.samples(step, slot))
 
     def settle(self, step: int) -> None:
         """Seed for what the script does between the last micro-batch and the next step: equal on all workers."""

@@ -26,7 +26,7 @@ from .weights import Held
 
 _FEW = 2
 """Buffers in the pool that are enough: the rest is given back to the system."""
-Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "finish"]
+Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "evaluate", "finish"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Exchange:
 
     def enter(self, phase: Phase) -> None:
         """Note what this worker is doing, for its heartbeats."""
-        if phase != self.phase:
+        if phase != self.phase or phase == "evaluate":  # there each micro-batch is news
             self.phase = phase
             self.phase_since = time.monotonic()
 

@@ -27,6 +27,7 @@ from reknit.core.events import (
     CheckpointRestored,
     JobDoubted,
     JobFinished,
+    JobSubmitted,
     Member,
     ShardsPlanned,
     Terms,
@@ -43,10 +44,12 @@ from reknit.core.order import Course
 
 from . import canary, numerics, restore, state
 from .alarm import Alarm
-from .batches import Batches
+from .batches import Batches, Collate
+from .board import Alone, Board, OnTheLog
 from .chaos import Chaos
 from .digest import Watch, WeightsDigest
 from .engine import Engine
+from .evaluation import Evaluations, Measure
 from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result, Verify
 from .feed import Feeder
 from .flat import Flat
@@ -57,6 +60,7 @@ from .ring.control import Plan, SlotNote
 from .ring.listener import Listener
 from .ring.vote import Diverged
 from .saving import Saving
+from .standpoint import Standpoint
 from .step import Step
 from .teaching import Teacher
 from .tracked import Tracked
@@ -90,7 +94,11 @@ class Run:
     Attributes:
         step, slot, samples: where the script is, for failure reports; slot -1 between two micro-batches.
         members: workers of the newest running world, in ring order.
+        members_of: generation of that world.
         current: the step that the script was given last, None before the first and after the last.
+        stage: the script is `before` the loop over its micro-batches, `after` it, or at the `end`; "" before the first.
+        position, chain: committed steps in the weights, and the result chain after them.
+        began_at: sequence on the log at which the run begins.
     """
 
     def __init__(
@@ -108,6 +116,10 @@ class Run:
         self.slot = -1
         self.samples: tuple[int, ...] = ()
         self.members: tuple[str, ...] = ()
+        self.members_of = 0
+        self.stage = ""
+        self.position = self.chain = 0
+        self.began_at = 0
         self.current: Step | None = None
         self._tracked = tracked
         self._batches = batches
@@ -155,6 +167,14 @@ class Run:
             loss_of=self._loss_of,
             feeder=self._feeder,
         )
+        self.evaluations = Evaluations(
+            run=context.run,
+            worker=context.worker,
+            seed=self.course.seed,
+            tracked=tracked,
+            run_is=Standpoint(self),
+            board=self._board,
+        )
         self._engine.caller.fresh_digest = state.digest(tracked) or 1
         self._engine.caller.restorable = self._restorable()
 
@@ -193,6 +213,7 @@ class Run:
         while self.step < shared.total:
             self._begin(self.step)
             step = self.current = Step(self, self.step)
+            self.stage = "before"
             yield step
             if not step.complete:
                 raise UsageError(
@@ -202,6 +223,7 @@ class Run:
             self.step = step.index + 1
         self.current = None
         self._finish()
+        self.stage = "end"
 
     def work_on(self, step: Step) -> Iterator[Any]:
         """Compute slots as they are handed out until the step's result is there; yields micro-batches."""
@@ -252,7 +274,9 @@ class Run:
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)
         self._alarm.committed(result.of, summary.loss)
-        self._done = number + 1
+        self._done = self.position = number + 1
+        self.chain = result.of.chain
+        self.stage = "after"
         step.loss = summary.loss
         step.metrics = dict(result.of.settled.metrics)
         step.nonfinite = result.of.settled.nonfinite
@@ -281,6 +305,7 @@ class Run:
                     self._watch.forget()
                     self._engine.ledger.take_over(copy.ledger)
                     self._learned_at = time.monotonic()
+                    self.position, self.chain = copy.step, copy.chain
                     shared.loaded(copy.step)
                     if step is not None:
                         self._begin(copy.step)
@@ -362,6 +387,26 @@ class Run:
             )
         )
 
+    def evaluate(
+        self, dataset: Any, measure: Measure, *, micro_batch: int, name: str, collate: Collate | None
+    ) -> dict[str, float]:
+        """See `Ring.evaluate`."""
+        try:
+            return self.evaluations.evaluate(dataset, measure, micro_batch=micro_batch, name=name, collate=collate)
+        finally:
+            self.samples = ()
+            self.shared.enter("finish" if self.stage == "end" else "user")
+
+    def raise_if_over(self) -> None:
+        """Raise what ended the engine, or `Left` if this worker is out of the run for good."""
+        with self.shared.cv:
+            error, left = self.shared.error, self.shared.left
+        if error is not None:
+            raise error
+        if left:
+            self._over = True
+            raise Left(left)
+
     def gradients(self, parameters: Sequence[torch.nn.Parameter] | None) -> list[torch.Tensor]:
         """Gradients in place after a step, of all trained parameters or of some.
 
@@ -395,6 +440,14 @@ class Run:
                 shared.left = reason
             shared.cv.notify_all()
         self._outlet.post(WorkerLeaving(worker=shared.worker, incarnation=shared.incarnation, reason=reason))
+
+    def _board(self) -> Board:
+        if self._bus is None:
+            return Alone()
+        context = self.context
+        return OnTheLog(
+            self._bus, job=context.job, run=context.run, worker=context.worker, from_seq=max(1, self.began_at)
+        )
 
     def _arrived(self) -> None:
         if self._listener is not None:
@@ -433,12 +486,15 @@ class Run:
         match event:
             case WorldChanged():
                 if event.status == "running":
-                    self.members = tuple(m.worker for m in event.members)
+                    self.members, self.members_of = tuple(m.worker for m in event.members), event.generation
                 engine.on_world(event, received.trace)
             case ShardsPlanned():
                 engine.on_plan(Plan(event.generation, event.version, event.ranges))
             case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
                 self._saving.hear(event)
+            case JobSubmitted():
+                if event.run == self.context.run:
+                    self.began_at = self.began_at or received.seq
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))
@@ -515,6 +571,7 @@ class Run:
                     skipped=skipped,
                 )
             )
+        self.position, self.chain = step, chain
         shared.restored(step, chain)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -132,6 +132,41 @@ class Ring:
             )
         gradients = run.gradients(None if parameters is None else list(parameters))
         return norm.clip(gradients, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
+
+    def evaluate(
+        self,
+        dataset: Any,
+        measure: Callable[[Any], Mapping[str, Any]],
+        *,
+        micro_batch: int,
+        name: str = "",
+        collate: Collate | None = None,
+    ) -> dict[str, float]:
+        """Measure a dataset with all workers together: the same result, bit for bit, for any number of them.
+
+        Every worker's script must come by, between two steps or after the last one. The dataset is cut into
+        micro-batches, which the workers share; what a worker that dies leaves is measured by the others. Buffers of
+        tracked modules and the states of random generators are as before afterwards; `model.eval()` is yours to call.
+
+        Args:
+            dataset: map-style; equal on all workers.
+            measure: batch -> name -> mean over the micro-batch (a number, or a tensor with one element), or
+                (sum, count). Called without gradients, and with random numbers of the micro-batch's own.
+            micro_batch: samples a micro-batch.
+            name: shown in events; tells evaluations at one place apart (else they are counted).
+            collate: list of samples to batch.
+
+        Returns:
+            Means over the dataset, by name; a metric counts in the micro-batches that gave it.
+
+        Raises:
+            UsageError: called before the first step or inside the loop over micro-batches; wrong numbers; a metric that
+                is none.
+        """
+        run = self._session.running
+        if run is None:
+            raise UsageError("ring.evaluate was called before ring.steps", hint="call it in the loop over the steps")
+        return run.evaluate(dataset, measure, micro_batch=micro_batch, name=name, collate=collate)
 
     @property
     def id(self) -> str:

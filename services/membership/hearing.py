@@ -73,7 +73,7 @@ def _working(
 ) -> Mapping[str, tuple[int, int, float]]:
     """Since when each worker computes the step that it is on."""
     before = working.get(pulse.worker)
-    if pulse.phase not in ("compute", "user"):
+    if pulse.phase not in ("compute", "user", "evaluate"):
         return {k: v for k, v in working.items() if k != pulse.worker} if before else working
     if before is not None and before[:2] == (pulse.incarnation, pulse.step):
         return working

@@ -164,7 +164,7 @@ def _queue(record: Record, sight: Sight, now: float) -> Queue:
             continue
         if pulse.phase == "reduce":
             waiting.append(pulse)
-        elif pulse.phase in ("compute", "user"):
+        elif pulse.phase in ("compute", "user", "evaluate"):
             computing.add(member.worker)
     return Queue(tuple(waiting), frozenset(computing))
 

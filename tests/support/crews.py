@@ -14,7 +14,6 @@ must be importable: processes are forked from a server that has torch loaded, an
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import multiprocessing
@@ -227,6 +226,13 @@ class Crew:
         self.worlds.append(world)
         self.publish(world)
 
+    def pause(self) -> None:
+        """The next world has nobody in it, and waits."""
+        self.generation += 1
+        world = WorldChanged(generation=self.generation, run=self.run, status="paused", awaiting="workers")
+        self.worlds.append(world)
+        self.publish(world)
+
     def join(self, name: str, *others: str, **more: Any) -> None:
         """Start a worker, let it catch up as a candidate, and make a world of the others with it at the end."""
         self.start(name, **more)
@@ -289,11 +295,17 @@ def _work(context: str, folder: str, script: str, at: tuple[int, int] | None, op
 
 def alone(script: str, folder: Path, **options: Any) -> Any:
     """Run a script in a world of one, without any broker, in this process."""
+    import torch
+
     import reknit
 
     module, _, function = script.partition(":")
     run = getattr(importlib.import_module(module), function)
-    with contextlib.ExitStack() as stack:
-        ring = stack.enter_context(reknit.join())
-        result = run(ring, Gate(folder, ring.id), **options)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with reknit.join() as ring:
+            result = run(ring, Gate(folder, ring.id), **options)
+    finally:
+        torch.set_num_threads(threads)
     return json.loads(json.dumps(result))

@@ -33,7 +33,7 @@ def waited_for(view: View, now: float) -> Iterable[Finding] | None:
         return None
     limit = _limit(view)
     pulses = view.fresh(now)
-    slow = [p for p in pulses if p.phase in ("compute", "user") and p.in_phase > limit]
+    slow = [p for p in pulses if p.phase in ("compute", "user", "evaluate") and p.in_phase > limit]
     waiting = [p.worker for p in pulses if p.phase == "reduce"]
     findings = [
         Finding(

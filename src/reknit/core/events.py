@@ -632,17 +632,18 @@ class EvaluationFinished(Event, frozen=True, tag="evaluation.finished"):
 
 
 class EvaluationDiffers(Event, frozen=True, tag="evaluation.differs"):
-    """Two workers measured a micro-batch and got different values: their weights or their arithmetic differ."""
+    """Two workers measured the same and got different values: their weights or their arithmetic differ."""
 
     run: str
     evaluation: str
     step: int
-    micro_batch: int
+    micro_batches: tuple[int, ...]
     worker: str
-    """Whose value came second and was not used."""
+    """Whose values came second and were not used."""
     first: str
-    """Whose value counts."""
+    """Whose value counts, of the first of these micro-batches."""
     detail: str = ""
+    """What differs in the first of them."""
 
 
 # ---------------------------------------------------------------------------------------------------------- monitor

@@ -1,0 +1,53 @@
+"""A script that evaluates: in a step, after one, twice at one place, with few samples, and after the last step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+SAMPLES, MICRO = 50, 4
+DATA = TensorDataset(torch.arange(float(SAMPLES)).unsqueeze(1))
+
+
+def train(ring: Any, gate: Any, lies: str = "", **_: Any) -> dict[str, Any]:
+    """Train a little; return what each evaluation found, bit for bit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    ring.track(model=model, optimizer=optimizer)
+    found: dict[str, Any] = {}
+    holds = {"count": 0}
+
+    def measure(batch: Any) -> dict[str, Any]:
+        (x,) = batch
+        loss = F.mse_loss(model(x), x)  # in training mode, with dropout and batch norm
+        return {"loss": loss, "large": ((x > 30).sum(), len(x))} | ({"rare": x.max()} if float(x[0]) < 9 else {})
+
+    def middle(batch: Any) -> dict[str, Any]:
+        holds["count"] += 1
+        if holds["count"] == 3 and gate.wanted("middle"):
+            gate.hold("middle")
+        return measure(batch) | ({"lie": 1.0 if ring.id == lies else 0.0} if lies else {})
+
+    def note(key: str, means: dict[str, float]) -> None:
+        found[key] = {name: value.hex() for name, value in means.items()}
+
+    for step in ring.steps(DATA, micro_batch=4, slots=4, epochs=2, seed=1):
+        if step.index == 2:
+            note("before 2", ring.evaluate(DATA, measure, micro_batch=MICRO))
+        for number, (x,) in enumerate(step):
+            gate.pass_by(step.index, number)
+            step.backward(F.mse_loss(model(x), x))
+        optimizer.step()
+        if step.index == 3:
+            note("middle", ring.evaluate(DATA, middle, micro_batch=MICRO, name="middle"))
+            if gate.wanted("after middle"):
+                gate.hold("after middle")
+            note("again", ring.evaluate(DATA, measure, micro_batch=MICRO, name="middle"))
+            note("tiny", ring.evaluate(TensorDataset(torch.ones(2, 1)), measure, micro_batch=2, name="tiny"))
+    note("end", ring.evaluate(DATA, measure, micro_batch=MICRO, name="end"))
+    return found
