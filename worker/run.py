@@ -492,9 +492,9 @@ class Run:
                 engine.on_plan(Plan(event.generation, event.version, event.ranges))
             case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
                 self._saving.hear(event)
-            case JobSubmitted():
+            case JobSubmitted() | JobFinished():
                 if event.run == self.context.run:
-                    self.began_at = self.began_at or received.seq
+                    self._hear_job(event, received.seq)
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))
@@ -502,13 +502,17 @@ class Run:
                 self._chaos.hear(event)
             case JobDoubted():
                 self._doubted(event)
-            case JobFinished():
-                if event.run == self.context.run and event.outcome != "completed":
-                    with shared.cv:
-                        shared.left = shared.left or f"the run is over: {event.outcome}"
-                        shared.cv.notify_all()
             case _:
                 pass
+
+    def _hear_job(self, event: JobSubmitted | JobFinished, seq: int) -> None:
+        shared = self.shared
+        if isinstance(event, JobSubmitted):
+            self.began_at = self.began_at or seq
+        elif event.outcome != "completed":
+            with shared.cv:
+                shared.left = shared.left or f"the run is over: {event.outcome}"
+                shared.cv.notify_all()
 
     def _doubted(self, event: JobDoubted) -> None:
         """Somebody holds other weights for a step that a sole worker committed: whoever has that step gives up."""
