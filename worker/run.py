@@ -64,6 +64,7 @@ from .standpoint import Standpoint
 from .step import Step
 from .teaching import Teacher
 from .tracked import Tracked
+from .transport.choice import Choice
 
 _AREAS = ("world", "shards", "checkpoint", "job")
 _BEAT = 0.25
@@ -133,8 +134,17 @@ class Run:
         self._canary = canary.sing() if bus else ""
         tracked.prime()
         self._flat = Flat(tracked, cached=self.course.slots + 8)
+        self._sums = Choice(
+            context.transport,
+            self._flat.shape,
+            self._flat.buckets,
+            self.course.slots,
+            [p for _, p in tracked.trained()],
+        )
+        if self._sums.bounds is not None:
+            tracked.add(reknit_bounds=self._sums.bounds)
         self.shared = Exchange(
-            context.worker, context.incarnation, self._flat.shape, self._used_slots, self.course.steps
+            context.worker, context.incarnation, self._sums.shape, self._used_slots, self.course.steps
         )
         self.shared.weights.verify = context.verify_weights
         names = [name for name, _ in tracked.buffers()]
@@ -166,6 +176,7 @@ class Run:
             register=self._register,
             loss_of=self._loss_of,
             feeder=self._feeder,
+            transport=self._sums.make(context.host, self.shared.moved),
         )
         self.evaluations = Evaluations(
             run=context.run,
@@ -270,6 +281,7 @@ class Run:
         self._saving.wait()
         self._chaos.before_apply(number, result.buffer[: self._flat.shape.sections[0].gradients or None])
         summary = self._flat.apply(result.buffer, samples=end - first, micro_batch=self.course.micro_batch)
+        self._sums.applied(result.buffer)
         self._batches.settle(number)
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)
@@ -475,6 +487,7 @@ class Run:
                     numerics=numerics.contract(p for _, p in self._tracked.parameters()),
                     canary=self._canary,
                     verify=context.verify_weights,
+                    transport=context.transport,
                 ),
                 has_state_of=held,
                 client_id=self._bus.client_id if self._bus else 0,

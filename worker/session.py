@@ -38,6 +38,7 @@ def _alone() -> WorkerContext:
         worker="solo",
         incarnation=1,
         verify_weights=said not in {"0", "false", "no", "off"},
+        transport=os.environ.get("REKNIT_TRANSPORT", "").strip() or "tcp",
     )
 
 

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from reknit.core.events import Terms
 
-_NUMBERS = ("slots", "micro_batch", "samples", "epochs", "seed")
+_PLAIN = ("slots", "micro_batch", "samples", "epochs", "seed", "transport")
 
 
 def difference(job: Terms, worker: Terms) -> str:
@@ -16,7 +16,7 @@ def difference(job: Terms, worker: Terms) -> str:
 
 def essential(job: Terms, worker: Terms) -> str:
     """Return the first difference with which the worker could not take part at all, or an empty string."""
-    for name in _NUMBERS:
+    for name in _PLAIN:
         ours, theirs = getattr(job, name), getattr(worker, name)
         if ours != theirs:
             return f"{name} differs: the job has {ours}, this worker has {theirs}"

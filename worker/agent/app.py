@@ -334,6 +334,7 @@ class Agent:
             resume=mine.resume,
             lanes=mine.lanes,
             overlap=mine.overlap,
+            transport=mine.transport,
             verify_weights=mine.verify_weights,
             chaos=mine.chaos,
         )

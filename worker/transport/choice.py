@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from reknit.core.errors import UsageError
-from reknit.worker.ring.pieces import Section, Shape
+from reknit.worker.ring.pieces import Buffer, Section, Shape
 
 from .bounds import Bounds
 from .buckets import lay_out
@@ -48,6 +48,11 @@ class Choice:
         self.shape = self.bounds.shape if self.bounds is not None else shape
         self._lanes = lay_out(shape, buckets)
         self._slots = slots
+
+    def applied(self, result: Buffer) -> None:
+        """The main thread has applied this result."""
+        if self.bounds is not None:
+            self.bounds.take(result)
 
     def make(self, host: str, moved: Callable[[], bool]) -> Transport:
         """Make it.

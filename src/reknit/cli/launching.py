@@ -174,6 +174,7 @@ class Launch:
             lanes=order.lanes,
             overlap=order.overlap,
             resume=order.resume or self._spec.resume,
+            transport=self._spec.transport,
             verify_weights=self._spec.verify_weights,
             chaos=self._spec.chaos,
         )

@@ -112,6 +112,7 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         resume=saves.resume,
         # where arithmetic may differ the weights do, and nothing is wrong with that
         verify_weights=wanted.verify_weights and wanted.numerics == "strict",
+        transport=wanted.transport,
         numerics=wanted.numerics,  # type: ignore[arg-type]  # the setting takes no other words
         chaos=wanted.allow_chaos,
     )

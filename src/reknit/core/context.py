@@ -61,6 +61,7 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of one host share memory for what passes between them."""
     overlap: str = "auto"
     """Gradients enter the ring during backward: on, off, or auto."""
+    transport: str = "tcp"
     verify_weights: bool = False
     chaos: bool = False
     """Workers obey `job.chaos`."""
@@ -83,6 +84,8 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     lanes: bool = True
     overlap: str = "auto"
+    transport: str = "tcp"
+    """What adds up gradients: tcp, gloo or nccl; the same in all workers of a run."""
     verify_weights: bool = False
     """Compare the weights with all other workers' in every step; all workers of a run do, or none."""
     chaos: bool = False

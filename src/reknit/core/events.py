@@ -47,6 +47,8 @@ class Terms(Part, frozen=True):
     """Digest of what a fixed set of kernels gave on this machine; empty: not computed."""
     verify: bool = False
     """The weights are compared in every step: all workers do, or none."""
+    transport: str = "tcp"
+    """What adds up gradients."""
 
 
 class Member(Part, frozen=True):
@@ -149,6 +151,8 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """Begin from the newest checkpoint of the job's earlier runs."""
     verify_weights: bool = False
     """Compare the weights of all workers in every step, before it is committed."""
+    transport: str = "tcp"
+    """What adds up gradients: tcp, gloo or nccl."""
     numerics: Literal["strict", "relaxed"] = "strict"
     """strict: a worker whose arithmetic differs is refused; relaxed: it is let in, and the run is not exact."""
     chaos: bool = False

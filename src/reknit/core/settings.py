@@ -199,6 +199,11 @@ class JobSettings:
         "strict: a worker whose arithmetic differs is refused; relaxed: it is let in, the run is not exact, "
         "and weights are not compared.",
     )
+    transport: str = _setting(
+        "tcp",
+        _one_of("tcp", "gloo", "nccl"),
+        "What adds up gradients: tcp, the ring's own links; gloo or nccl, exact sums over torch.distributed.",
+    )
     allow_chaos: bool = _setting(
         False, _yes_or_no, "Workers obey `reknit chaos`, which spoils what they hold.", also=("REKNIT_CHAOS",)
     )
