@@ -305,7 +305,7 @@ class Engine:
 
     def _wishes(self) -> Wishes:
         shared = self.shared
-        weights = self._own_weights()
+        weights, fed = self._own_weights(), bool(self.feeder.fed)
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
@@ -316,6 +316,7 @@ class Engine:
                 weights=weights,
                 notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
+                fed=fed,
             )
 
     def _anew(self, step: int, chain: int) -> None:

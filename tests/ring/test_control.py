@@ -65,6 +65,25 @@ def test_a_run_that_stops_does_not_switch() -> None:
     assert settled.switch == 0
 
 
+def test_the_last_who_have_the_state_stay_while_somebody_learns_outside() -> None:
+    all_leave = control.merge(Wishes(leaving=frozenset(RING)), Wishes(fed=True, switch=0))
+    settled = settle(all_leave)
+    assert (settled.stop, settled.owners, settled.leaving) == (False, OWNERS, frozenset())
+    some = settle(control.merge(Wishes(leaving=frozenset({"w1"})), Wishes(fed=True)))
+    assert (some.leaving, [r.worker for r in some.owners]) == ({"w1"}, ["w0", "w2"]), "others stay"
+    assert settle(control.merge(all_leave, Wishes(switch=9, fed=True))).switch == 0
+
+
+def test_the_last_who_have_the_state_stay_while_somebody_learns_in_the_ring() -> None:
+    def settled(*leaving: str) -> Settled:
+        wishes = Wishes(leaving=frozenset(leaving))
+        return control.settle(wishes, OWNERS[:2], 6, generation=4, ring=RING, current=RING[:2])
+
+    assert (settled("w0", "w1").stop, settled("w0", "w1").owners) == (False, OWNERS[:2])
+    assert settled("w0", "w1", "w2").stop, "the learner leaves too: nobody is waited for"
+    assert not settled("w0").stop
+
+
 @pytest.mark.parametrize(
     "piece",
     [
@@ -78,6 +97,7 @@ def test_a_run_that_stops_does_not_switch() -> None:
             weights=2**63,
             notes=(SlotNote(0, {"loss": (float("nan"), 32.0)}, (1, 2)), SlotNote(4)),
             switch=8,
+            fed=True,
         ),
         Settled(owners=OWNERS),
         Settled((), frozenset({"w0"}), "c", 1, True, 5, 6, 7, {"loss": math.inf}, ((3, (1, 2)), (4, ()))),
@@ -88,7 +108,7 @@ def test_bytes_go_both_ways(piece: Wishes | Settled) -> None:
     assert repr(again) == repr(piece)
 
 
-@pytest.mark.parametrize("plain", [[], ["wishes"], ["settled", 1], ["wishes", 1, 2, 3, 4, 5, 6, 7, 8], ["x"]])
+@pytest.mark.parametrize("plain", [[], ["wishes"], ["settled", 1], ["wishes", 1, 2, 3, 4, 5, 6, 7, 8, 9], ["x"]])
 def test_other_bytes_are_refused(plain: list[object]) -> None:
     with pytest.raises(WireError):
         control.decode(wire.pack(plain))

@@ -54,6 +54,7 @@ class Wishes:
         weights: digest of the parameters that the step was computed with, as the first active has it; 0: not told.
         notes: of computed slots, in slot order.
         switch: generation of the newest planned world heard, 0 for none.
+        fed: somebody outside the ring learns from here.
     """
 
     plan: Plan | None = None
@@ -64,6 +65,7 @@ class Wishes:
     weights: int = 0
     notes: tuple[SlotNote, ...] = ()
     switch: int = 0
+    fed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         weights=a.weights,
         notes=tuple(sorted((*a.notes, *b.notes), key=lambda note: note.slot)),
         switch=min(a.switch, b.switch),  # only a world that all actives have heard of
+        fed=a.fed or b.fed,
     )
 
 
@@ -124,7 +127,8 @@ def settle(
     """Decide the next step's owners and what else was asked.
 
     A plan counts only if it is of this generation, covers all slots and names live, current members in ring order;
-    else the owners stay. Leaving workers lose their slots to the others; if all leave, the run stops after this step.
+    else the owners stay. Leaving workers lose their slots to the others. If all leave, the run stops after this step;
+    but the last who have the state do not leave before those who learn, inside or outside the ring, have it too.
 
     Args:
         wishes: all wishes of the step.
@@ -142,9 +146,12 @@ def settle(
     staying = [w for w in busy if w not in wishes.leaving]
     if not staying:
         staying = [w for w in ring if w in current and w not in wishes.leaving]
-    stop = not staying
+    learns = wishes.fed or any(w not in current and w not in wishes.leaving for w in ring)
+    stop = not staying and not learns
     if stop:
         ranges = ()
+    elif not staying:
+        wishes = dataclasses.replace(wishes, leaving=frozenset())
     elif len(staying) < len(busy) or not set(staying) <= set(busy):
         ranges = plans.split(slots, staying)
     return Settled(
@@ -211,6 +218,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 control.weights,
                 [[n.slot, {k: list(v) for k, v in n.metrics.items()}, list(n.nonfinite)] for n in control.notes],
                 control.switch,
+                control.fed,
             ]
         )
     return wire.pack(
@@ -240,7 +248,7 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch = plain
+            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed = plain
             return Wishes(
                 plan_from_plain(plan),
                 frozenset(leaving),
@@ -250,6 +258,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 int(weights),
                 tuple(_note(*note) for note in notes),
                 int(switch),
+                bool(fed),
             )
         if plain[0] == "settled":
             _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, after = plain
