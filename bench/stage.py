@@ -14,7 +14,7 @@ from job import NAME, Job, Log, wait_for
 
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
-from reknit.core.events import Event, JobScaled, Member, StepsCommitted, WorldChanged
+from reknit.core.events import Event, JobScaled, Member, StepsCommitted, TargetsSet, WorldChanged
 from reknit.core.home import Mark
 
 E = TypeVar("E", bound=Event)
@@ -89,7 +89,9 @@ class Stage:
         less is asked for first, which is no less than there are.
         """
         if workers == self._asked:
+            said = len(self.log.of(TargetsSet))
             self.bus.publish(NAME, JobScaled(workers=workers - 1))
+            wait_for("the targets of one less", lambda: len(self.log.of(TargetsSet)) > said, WITHIN)
         self._asked = workers
         self.bus.publish(NAME, JobScaled(workers=workers))
 
