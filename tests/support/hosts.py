@@ -59,8 +59,9 @@ class Hosts:
     def __enter__(self) -> Self:
         try:
             self._switch = self._hold(["unshare", "-U", "-r", "-n"])
-            self.switch("ip", "link", "add", "br0", "type", "bridge")
-            self.switch("ip", "link", "set", "br0", "up")
+            for bridge in ("br0", "br1"):
+                self.switch("ip", "link", "add", "name", bridge, "type", "bridge")
+                self.switch("ip", "link", "set", "dev", bridge, "up")
         except (OSError, NoHosts) as error:
             self._end()
             raise NoHosts(f"no network namespaces here: {error}") from error
@@ -121,8 +122,13 @@ class Hosts:
         self.switch("ip", "link", "set", "dev", host.name, "nomaster")
 
     def plug(self, host: Host) -> None:
-        """Put it back."""
+        """Put it back, after `unplug` or `split`."""
         self.switch("ip", "link", "set", "dev", host.name, "master", "br0")
+
+    def split(self, *hosts: Host) -> None:
+        """Put these on a switch of their own: they reach each other and nobody else, until they are plugged back."""
+        for host in hosts:
+            self.switch("ip", "link", "set", "dev", host.name, "master", "br1")
 
     def lose(self, sender: Host, to: Host) -> None:
         """Lose what one host sends to another; the other direction is left alone."""

@@ -205,8 +205,18 @@ class Training:
         self._entry = ("--nats", str(endpoint), "--secret-file", str(secret))
         for node in self.nodes:
             self.start_node(node)
-        everybody = {f"{node}-{i}" for node in self.nodes for i in range(self._workers)}
-        self.until_trains(everybody, within=START)
+        self.until_trains(self.everybody, within=START)
+        self.event("world.changed")
+
+    @property
+    def everybody(self) -> set[str]:
+        """All workers that there are to be."""
+        return {f"{node}-{i}" for node in self.nodes for i in range(self._workers)}
+
+    def whole(self, since: float | None = None) -> None:
+        """Wait until all workers train together and go on doing so."""
+        self.until_trains(self.everybody, since)
+        self.goes_on(self.everybody)
 
     def start_node(self, node: str) -> Command:
         """Start a node's launcher."""
@@ -321,6 +331,20 @@ class Training:
             return until(found, "", within)[0]
         except AssertionError:
             raise AssertionError(f"no {kind} with {fields}\n{self.told()}") from None
+
+    def world(self) -> dict[str, Any]:
+        """The newest running world, not older than one in which a step has been completed."""
+        generation = self.generation(self.now())
+
+        def newest() -> list[dict[str, Any]]:
+            worlds = [e for e in self.events("world.changed") if e["status"] == "running"]
+            return worlds[-1:] if worlds and worlds[-1]["generation"] >= generation else []
+
+        return until(newest, f"world {generation} in the log")[0]
+
+    def ring(self) -> list[str]:
+        """Workers of the newest running world, in ring order."""
+        return [m["worker"] for m in self.world()["members"]]
 
     def evicted(self, since: float) -> set[str]:
         """Workers that some world since then was made without."""
