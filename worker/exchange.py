@@ -145,6 +145,8 @@ class Exchange:
         on_doubt: called with what speaks for it once nobody can know any more whether the run's own state is right.
         left_out: a world was made without us; the main thread has not come back to the ring since.
         samples: sample ids of (step, slot), asked for only when a slot is to be named.
+        pace: seconds that the main thread's last step took; 0 before there was one.
+        begun_at: when the main thread began `main_step`, by the monotonic clock.
         ready_at: step that the weights are ready for when the main thread has not begun any.
         taught: it has received a state, so its fresh one is gone.
         whole: its weights and the results it holds reach `step - 1` without a gap (also when it was evicted meanwhile).
@@ -183,6 +185,8 @@ class Exchange:
         self.load: StateCopy | None = None
         self.received: StateCopy | None = None
         self.taught = False
+        self.pace = 0.0
+        self.begun_at = time.monotonic()
         self.ready_at = 0
         self.learning = False
         self.learns_from = 0
@@ -267,7 +271,10 @@ class Exchange:
     def begin(self, step: int) -> None:
         """The state before `step` is in place and `step` is being run."""
         with self.cv:
-            self.main_step = step
+            now = time.monotonic()
+            if self.main_step == step - 1:
+                self.pace = now - self.begun_at
+            self.main_step, self.begun_at = step, now
             self._computing.clear()
             if not self.learning:
                 self._prune()
