@@ -491,10 +491,11 @@ class Exchange:
             return 0
 
     def heard(self, *, void: bool) -> None:
-        """The roll call has looked at our doubts: whoever goes on does so with weights that are right."""
+        """The roll call has looked at our digest and our doubts: whoever goes on takes a fresh one for the next look."""
         with self.cv:
             self.weights.void = self.weights.void or void
-            self.weights.doubt = False
+            self.weights.touch()
+            self.cv.notify_all()
 
     def ask(self, *, wanted: bool) -> None:
         """The ring wants (or wants no longer) a digest of the weights before the next slot is computed."""
