@@ -95,6 +95,7 @@ class Crew:
         self.generation = 0
         self.worlds: list[WorldChanged] = []
         self._endpoint = endpoint
+        self.transport = "tcp"
         self._incarnations: dict[str, int] = {}
         self._context = server()
         self.bus = BusThread(endpoint, "test")
@@ -132,6 +133,7 @@ class Crew:
                 incarnation=self._incarnations[name],
                 secret="secret",
                 checkpoint_dir=str(self.folder / "checkpoints") if self.options.get("checkpoints") else "",
+                transport=self.transport,
             )
             at = (hold or {}).get(name)
             process = self._context.Process(
