@@ -162,8 +162,8 @@ def _queue(record: Record, sight: Sight, now: float) -> Queue:
             continue
         if is_silent(sight, member.worker, now):
             continue
-        if pulse.phase == "reduce":
-            waiting.append(pulse)
+        if pulse.phase == "reduce" or (pulse.phase == "finish" and record.ending(member) is None):
+            waiting.append(pulse)  # after the last step they wait for all to have left the loop
         elif pulse.phase in ("compute", "user", "evaluate"):
             computing.add(member.worker)
     return Queue(tuple(waiting), frozenset(computing))
@@ -176,7 +176,8 @@ def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: f
     names = ", ".join(sorted(p.worker for p in waiting))
     working = sight.working.get(member.worker)
     if working is not None and working[0] == member.incarnation:
-        waits = [p.in_phase + sight.streams[p.worker].silence(now) for p in waiting if p.step == working[1]]
+        # who is between two steps, or evaluates, holds up the next step
+        waits = [p.in_phase + sight.streams[p.worker].silence(now) for p in waiting if p.step >= working[1]]
         took, limit = min(now - working[2], max(waits, default=0.0)), record.spec.stuck_after
         if took > limit:
             detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {names} wait"

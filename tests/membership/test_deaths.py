@@ -254,12 +254,18 @@ def test_a_long_step_on_a_cut_node_is_not_taken_for_death() -> None:
 
 
 @pytest.mark.parametrize("limit", [2.0, 20.0, 60.0])
-@pytest.mark.parametrize("phase", ["compute", "user"])
-def test_a_stuck_worker_goes_after_stuck_after_and_the_option_has_its_effect(limit: float, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "others", "ahead"),
+    [("compute", "reduce", 0), ("user", "reduce", 1), ("evaluate", "reduce", 1), ("user", "finish", 1)],
+)
+def test_a_stuck_worker_goes_after_stuck_after_and_the_option_has_its_effect(
+    limit: float, phase: str, others: str, ahead: int
+) -> None:
+    """In the step that the others wait in, or between that and the one before, where scripts save and evaluate."""
     town = ring_of("a-0", "b-0", "c-0", stuck_after=limit)
     begin = town.now
     for name in ("a-0", "c-0"):
-        town.bodies[name].phase, town.bodies[name].step, town.bodies[name].in_phase = "reduce", 7, 0.0
+        town.bodies[name].phase, town.bodies[name].step, town.bodies[name].in_phase = others, 7 + ahead, 0.0
     body = town.bodies["b-0"]
     body.step, body.phase, body.in_phase = 7, phase, 0.0
     town.until(lambda: "b-0" not in town.members, limit + 10)
