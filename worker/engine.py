@@ -43,6 +43,8 @@ from .ring.vote import Diverged, Wrong
 from .standing import Standing
 from .transport.port import Tcp, Transport
 
+FED_LATELY = 10.0
+"""Seconds (and one step) for which somebody outside who was fed counts as still learning."""
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
 
@@ -67,6 +69,7 @@ class Engine:
         neighbours: our links.
         ledger: records not known to be stored.
         links_made: how many rings this worker was linked into.
+        stopping: the job was asked to stop: nobody is waited for.
     """
 
     def __init__(
@@ -101,6 +104,8 @@ class Engine:
             wait=shared.wait,
             moved=shared.moved,
         )
+        self.stopping = False
+        self._fed_lately = (0.0, -1)
         self._broken_at: float | None = None
         self._orphans = 0
         self._scrap: list[Buffer] = []
@@ -305,7 +310,7 @@ class Engine:
 
     def _wishes(self) -> Wishes:
         shared = self.shared
-        weights, fed = self._own_weights(), bool(self.feeder.fed)
+        weights, fed = self._own_weights(), self._teaches_outside()
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
@@ -318,6 +323,14 @@ class Engine:
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
                 fed=fed,
             )
+
+    def _teaches_outside(self) -> bool:
+        """Somebody outside learns from us, or did a moment ago (one that is cut off begins anew); not when all end."""
+        now, step = time.monotonic(), self.shared.step
+        if self.feeder.fed:
+            self._fed_lately = now + FED_LATELY, step + 1
+        until, last = self._fed_lately
+        return not self.stopping and (now < until or step <= last)
 
     def _anew(self, step: int, chain: int) -> None:
         """A candidate begins (again) with a fresh copy of the state (its own thread)."""

@@ -27,6 +27,7 @@ from reknit.core.events import (
     CheckpointRestored,
     JobDoubted,
     JobFinished,
+    JobStopAsked,
     JobSubmitted,
     Member,
     ShardsPlanned,
@@ -508,6 +509,8 @@ class Run:
             case JobSubmitted() | JobFinished():
                 if event.run == self.context.run:
                     self._hear_job(event, received.seq)
+            case JobStopAsked():
+                engine.stopping = engine.stopping or 0 < self.began_at < received.seq
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))

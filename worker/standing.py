@@ -45,7 +45,8 @@ class Standing:
                     continue
                 here = member_of(world, shared) is not None
                 out = not here and shared.listed
-                if world.status == "finished" or (shared.leaving and (out or world.status == "paused")):
+                # a candidate owes nobody anything: asked to leave, it leaves
+                if world.status == "finished" or (shared.leaving and (not here or world.status == "paused")):
                     shared.left = world.reason or "the run is over"
                     shared.cv.notify_all()
                     return None
@@ -92,11 +93,11 @@ class Standing:
         self._candidate.stop()
 
     def _news(self) -> WorldChanged | None:
-        """The newest world, if it has not been looked at."""
+        """The newest world, if it has not been looked at, or not since we were asked to leave."""
         world = self._shared.world
-        if world is None or world.generation <= max(self._shared.generation, self._looked):
+        if world is None or world.generation <= self._shared.generation:
             return None
-        return world
+        return world if world.generation > self._looked or self._shared.leaving else None
 
     def _left_out(self) -> None:
         """A world went on without us although we live: the main thread, once it is back, asks to be taken in again."""
