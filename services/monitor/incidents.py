@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from reknit.core.events import AnyEvent, JobFinished, WorkerCaughtUp, WorkerDiverged, WorkerExited, WorkerFailed
+from reknit.core.events import (
+    AnyEvent,
+    CheckpointRestored,
+    EvaluationDiffers,
+    JobFinished,
+    StepNotFinite,
+    StepsCommitted,
+    WorkerCaughtUp,
+    WorkerDiverged,
+    WorkerExited,
+    WorkerFailed,
+)
 from reknit.core.status import Status
 
 _BACK = ("active", "spare")
@@ -13,14 +24,21 @@ _BACK = ("active", "spare")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Incidents:
-    """Worker -> its newest failure that is not healed, by kind; and node -> all divergences of its workers."""
+    """Worker -> its newest failure that is not healed, by kind; node -> all divergences of its workers.
+
+    Attributes:
+        not_finite: first and newest step, of those in a row, of which a slot was not finite.
+        differed: newest evaluation in which a worker got other values than the one before it.
+    """
 
     failed: Mapping[str, WorkerFailed] = dataclasses.field(default_factory=dict)
     exited: Mapping[str, WorkerExited] = dataclasses.field(default_factory=dict)
     diverged: Mapping[str, WorkerDiverged] = dataclasses.field(default_factory=dict)
     nodes_diverged: Mapping[str, tuple[WorkerDiverged, ...]] = dataclasses.field(default_factory=dict)
+    not_finite: tuple[StepNotFinite, StepNotFinite] | None = None
+    differed: EvaluationDiffers | None = None
 
-    def see(self, event: AnyEvent, status: Status) -> Incidents:
+    def see(self, event: AnyEvent, status: Status) -> Incidents:  # noqa: PLR0911 - a table
         """Take in one event, with the status after it."""
         match event:
             case WorkerFailed():
@@ -34,6 +52,13 @@ class Incidents:
                     diverged={**self.diverged, event.worker: event},
                     nodes_diverged={**self.nodes_diverged, event.node: events},
                 )
+            case StepNotFinite() if event.run == status.run:
+                first = self.not_finite[0] if self.not_finite is not None else event
+                return dataclasses.replace(self, not_finite=(first, event))
+            case EvaluationDiffers() if event.run == status.run:
+                return dataclasses.replace(self, differed=event)
+            case StepsCommitted() | CheckpointRestored() if self.not_finite is not None:
+                return self._finite_again(event, status)
             case JobFinished(outcome="completed" | "stopped"):
                 return Incidents()
             case WorkerCaughtUp() if event.worker in self.diverged:
@@ -41,6 +66,13 @@ class Incidents:
                 return dataclasses.replace(self, diverged=diverged)
             case _:
                 return self._healed(status)
+
+    def _finite_again(self, event: StepsCommitted | CheckpointRestored, status: Status) -> Incidents:
+        assert self.not_finite is not None
+        older = isinstance(event, StepsCommitted) and event.last <= self.not_finite[1].step
+        if older or event.run != status.run or status.not_finite >= 0:
+            return self
+        return dataclasses.replace(self, not_finite=None)
 
     def _healed(self, status: Status) -> Incidents:
         if not self.failed and not self.exited and not self.diverged:

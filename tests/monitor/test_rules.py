@@ -14,8 +14,11 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointRequested,
+    EvaluationDiffers,
     JobFinished,
     JobInexact,
+    SlotNotFinite,
+    StepNotFinite,
     WorkerCaughtUp,
     WorkerDiverged,
     WorkerExited,
@@ -194,6 +197,62 @@ def test_a_loss_that_is_not_finite_is_also_heard_in_heartbeats() -> None:
     job.beat(5)
     job.beat(1, commit=False, loss_finite={"w1-0": False}, loss={"w1-0": None})
     assert job.told() == [("loss-not-finite", "j", "raised")]
+
+
+def test_the_samples_behind_a_loss_that_is_not_finite_are_named() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    step = job.step
+    slots = (SlotNotFinite(slot=2, worker="w2-0", samples=(41, 97)),)
+    job.publish(StepNotFinite(run="r1", step=step, generation=1, slots=slots, loss=float("nan")))
+    job.commit(step, step, loss=float("nan"))
+    job.step += 1
+    later = tuple(SlotNotFinite(slot=s, worker="w1-0", samples=tuple(range(9))) for s in range(4))
+    job.publish(StepNotFinite(run="r1", step=step + 1, generation=1, slots=later, loss=float("nan")))
+    assert job.told("critical") == [("loss-not-finite", "j", "raised")]
+    expected = f"since step {step}: it came from slot 2 (w2-0, samples 41, 97) of step {step}"
+    assert job.alert("loss-not-finite").reason.endswith(expected)
+    job.beat(12)
+    assert job.told("critical")[-1] == ("loss-not-finite", "j", "cleared")
+
+
+def test_a_gradient_that_is_not_finite_is_a_note_and_ends_after_a_while() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    slots = tuple(SlotNotFinite(slot=s, worker="w1-0", samples=tuple(range(9))) for s in range(4))
+    job.publish(StepNotFinite(run="r1", step=job.step, generation=1, slots=slots, loss=0.5))
+    assert job.told() == [("gradient-not-finite", "j", "raised")]
+    reason = job.alert("gradient-not-finite").reason
+    assert "slot 0 (w1-0, samples 0, 1, 2, 3, 4, 5, 6, 7, …)" in reason
+    assert "and 1 more slots" in reason
+    job.beat(8)
+    assert job.told() == [("gradient-not-finite", "j", "raised")]
+    job.beat(4)
+    assert job.told()[-1] == ("gradient-not-finite", "j", "cleared")
+
+
+def test_values_of_an_evaluation_that_differ_are_critical() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    told = EvaluationDiffers(
+        run="r1", evaluation="e", step=9, micro_batches=(3, 4), worker="w2-0", first="w1-0", detail="loss is 1.0 there"
+    )
+    job.publish(told)
+    assert job.told() == [("evaluation-differs", "w2-0", "raised")]
+    assert "2 micro-batches of an evaluation after step 9" in job.alert("evaluation-differs").reason
+
+
+def test_a_long_evaluation_is_no_alert_but_one_long_micro_batch_is() -> None:
+    job = Watched("w1-0", "w2-0", stuck_after=20.0)
+    job.beat(11)
+    for _ in range(60):
+        job.beat(1, steps=0, phase=dict.fromkeys(job.workers, "evaluate"), in_phase=dict.fromkeys(job.workers, 3.0))
+    assert job.told() == []
+    alone = {"w1-0": "wait", "w2-0": "evaluate"}
+    job.beat(2, steps=0, phase=alone, in_phase={"w1-0": 3.0, "w2-0": 21.0})
+    assert ("evaluation-stuck", "w2-0", "raised") in job.told()
+    job.beat(2)
+    assert ("evaluation-stuck", "w2-0", "cleared") in job.told()
 
 
 def test_a_failed_script_is_told_with_the_last_line_of_its_traceback_until_the_worker_is_back() -> None:

@@ -39,6 +39,16 @@ def inexact(view: View, _now: float) -> Iterable[Finding]:
         yield Finding("run-not-exact", worker, "warning", reason, "without --numerics relaxed it would be refused")
 
 
+def measured_otherwise(view: View, _now: float) -> Iterable[Finding]:
+    """Two workers measured the same micro-batch of an evaluation and got different values."""
+    event = view.incidents.differed
+    if event is not None:
+        what = f"{len(event.micro_batches)} micro-batches of an evaluation after step {event.step}"
+        reason = f"{event.worker} measured {what} otherwise than others: {event.detail} (there: {event.first})"
+        hint = "measure must give the same for the same weights and samples: no state of its own, no clock, no file"
+        yield Finding("evaluation-differs", event.worker, "critical", reason, hint)
+
+
 def _told(event: WorkerDiverged) -> str:
     how = "it saw its own bits change" if event.by == "own" else "the majority agrees on others"
     held = f"{event.worker} on {event.node} held {_OTHER[event.what]} step {event.step}"
@@ -49,4 +59,5 @@ RULES = (
     Rule(("worker-diverged",), diverged),
     Rule(("node-diverges",), again),
     Rule(("run-not-exact",), inexact),
+    Rule(("evaluation-differs",), measured_otherwise),
 )

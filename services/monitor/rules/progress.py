@@ -47,7 +47,29 @@ def waited_for(view: View, now: float) -> Iterable[Finding] | None:
         for p in slow
         if any(w != p.worker for w in waiting)
     ]
+    if any(p.phase == "evaluate" and p.in_phase <= limit for p in pulses):
+        return findings  # each micro-batch of an evaluation begins the phase anew: it goes on
     return findings or _nobody_moves(view, now, limit)
+
+
+def evaluates(view: View, now: float) -> Iterable[Finding] | None:
+    """One micro-batch of an evaluation takes longer than a step may, whether others wait or not."""
+    if view.status.finished is not None:
+        return ()
+    if view.deaf(now):
+        return None
+    limit = _limit(view)
+    return [
+        Finding(
+            "evaluation-stuck",
+            p.worker,
+            "warning",
+            f"{p.worker} measures one micro-batch of an evaluation for {p.in_phase:.0f} s (after step {p.step})",
+            "look where it is: py-spy dump --pid; the others go on without it",
+        )
+        for p in view.fresh(now)
+        if p.phase == "evaluate" and p.in_phase > limit
+    ]
 
 
 def _nobody_moves(view: View, now: float, limit: float) -> list[Finding]:
@@ -67,4 +89,8 @@ def _limit(view: View) -> float:
     return view.status.spec.stuck_after if view.status.spec is not None else STUCK_AFTER
 
 
-RULES = (Rule(("worker-stuck",), frozen), Rule(("no-progress",), waited_for))
+RULES = (
+    Rule(("worker-stuck",), frozen),
+    Rule(("no-progress",), waited_for),
+    Rule(("evaluation-stuck",), evaluates),
+)
