@@ -263,6 +263,7 @@ class Candidate:
             self._held, self._chain, self._first = first - 1, chain, first
             self._limit = self._given_limit or of_a_candidate()
             self.begun += 1
+        _log.debug("follows the run", step=first, times=self.begun)
         self._fetcher.forget()
         self._anew(first, chain)
         self._fetcher.fetch(first, chain)
@@ -340,3 +341,4 @@ class Candidate:
 
     def _note(self, feeder: Member, error: Exception) -> None:
         self.failures = [*self.failures[-15:], f"{feeder.worker}: {error}"]
+        _log.debug("feed ended", feeder=feeder.worker, why=str(error))

@@ -115,13 +115,12 @@ class Fetcher:
     # ------------------------------------------------------------------------------------- the fetcher's thread
 
     def _run(self) -> None:
-        refusals = mismatches = turn = 0
-        moving = True
+        refusals = stalls = mismatches = turn = 0
         while True:
             with self._cv:
                 while not self._closed and (self._wanted is None or self._ahead is not None or not self._members):
                     self._cv.wait()
-                    refusals, moving = 0, True
+                    refusals = stalls = 0
                 if self._closed or self._wanted is None:
                     return
                 at_most = self._at_most if mismatches < _MISMATCHES else 1
@@ -132,15 +131,15 @@ class Fetcher:
                     teachers,
                     at_least=self._wanted,
                     refusals=refusals,
-                    moving=moving,
+                    stalls=stalls,
                 )
             try:
                 self._take(self._lesson)
             except TooLate as error:
-                refusals, moving = refusals + 1, True
+                refusals, stalls = refusals + 1, 0
                 self._note(error, 0.0)
             except Stalled as error:
-                moving = False
+                stalls += 1
                 self._note(error, 0.0)
             except Disagree as error:
                 mismatches += 1
@@ -148,7 +147,7 @@ class Fetcher:
                     _log.warning("teachers' states differ; the whole state is asked of one", why=str(error))
                 self._note(error, _RETRY)
             except (Refused, OSError, side.Broken, WireError) as error:
-                turn, moving = turn + 1, True
+                turn, stalls = turn + 1, 0
                 self._note(error, _RETRY)
 
     def _take(self, lesson: Lesson) -> None:
@@ -169,6 +168,7 @@ class Fetcher:
             self._unfit()
         elif self._shared.take_in(copy):
             self._wanted, self._chains = None, {}
+            _log.debug("state received", step=copy.step, mb=len(copy.memory) // 10**6)
 
     def _greeting(self, generation: int) -> Callable[[Member], Hello]:
         return lambda teacher: Hello(
@@ -177,6 +177,7 @@ class Fetcher:
 
     def _note(self, error: Exception, seconds: float) -> None:
         self.failures = [*self.failures[-15:], str(error)]
+        _log.debug("state not received", why=str(error))
         if seconds:
             with self._cv:
                 if not self._closed and self._wanted is not None:

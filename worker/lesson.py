@@ -26,8 +26,10 @@ from .ring.hello import Hello, Refused
 
 _GRACE = 0.3
 """Seconds to wait for further teachers once one has answered."""
-_STALLED = 2.0
-"""Seconds without a step at any teacher until the step they stand at is asked for."""
+_STALLED = 1.0
+"""Seconds in which no teacher moves until the step they stand at is asked for, if they say that they rest."""
+_PATIENCE = 5.0
+"""The same if they do not say so: three steps' time, but not longer."""
 
 
 class TransferFailed(side.Broken):
@@ -39,7 +41,7 @@ class TooLate(TransferFailed):
 
 
 class Stalled(TransferFailed):
-    """Steps do not go on: the next try takes the step that the teachers stand at."""
+    """Steps do not go on: the next try takes the newest step that a teacher stands at."""
 
 
 class Disagree(TransferFailed):
@@ -78,7 +80,7 @@ class _Watch:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._places: dict[_Source, int] = {}
+        self._places: dict[_Source, tuple[int, bool]] = {}
         self._moved = time.monotonic()
 
     def look(self, heard: _Heard, *, begun: bool) -> None:
@@ -87,10 +89,11 @@ class _Watch:
         Raises:
             Stalled: none has moved for too long, and no part has `begun` to arrive.
         """
-        still = time.monotonic() - self._moved
         if self._places.get(heard.source) != heard.value:
             self._places[heard.source], self._moved = heard.value, time.monotonic()
-        elif not begun and still > self._patience:
+        still = time.monotonic() - self._moved
+        resting = not any(moving for _, moving in self._places.values())
+        if not begun and still > (_STALLED if resting else self._patience):
             raise Stalled(f"no step for {still:.1f} s")
 
 
@@ -103,7 +106,7 @@ class Lesson:
         teachers: 1 to 4 members.
         at_least: the state must not be of an earlier step.
         refusals: how often the step has come too late already.
-        moving: False if steps did not go on when it was tried last.
+        stalls: how often the step was not reached, because steps did not go on.
     """
 
     def __init__(
@@ -114,13 +117,13 @@ class Lesson:
         *,
         at_least: int,
         refusals: int = 0,
-        moving: bool = True,
+        stalls: int = 0,
     ) -> None:
         self._greet = greet
         self._secret = secret
         self._at_least = at_least
         self._refusals = refusals
-        self._moving = moving
+        self._stalls = stalls
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._memory: memoryview | None = None
@@ -143,11 +146,11 @@ class Lesson:
             source.thread.start()
         try:
             places = self._gather()
-            step, chosen = meet([place for _, place in places], self._at_least, self._refusals)
+            step, chosen = meet([place for _, place in places], self._at_least, self._refusals, self._stalls)
             asked = [places[number][0] for number in chosen]
             if len(asked) == 1:
                 step = self._at_least
-            pace = min(places[number][1].seconds for number in chosen)
+            pace = max(places[number][1].seconds for number in chosen)
             for part, source in enumerate(asked):
                 source.asks.put(_Ask(step, len(asked) > 1, part, len(asked)))
             return self._collect(asked, pace)
@@ -185,8 +188,6 @@ class Lesson:
             raise TransferFailed(self._why())
         for source in {*self._sources} - {source for source, _ in places}:
             source.end()
-        if not self._moving:
-            places = [(source, dataclasses.replace(place, moving=False)) for source, place in places]
         return places
 
     def _collect(self, asked: list[_Source], pace: float) -> StateCopy:
@@ -194,7 +195,7 @@ class Lesson:
         self._busy = {source: part for part, source in enumerate(asked)}
         self._tried = {part: {source} for part, source in enumerate(asked)}
         missing: list[int] = []
-        watch = _Watch(max(_STALLED, 3 * pace))
+        watch = _Watch(min(_PATIENCE, max(_STALLED, 3 * pace)))
         while self._busy or missing:
             self._hand_out(missing, [source for source in asked if source not in self._busy and not source.over])
             heard = self._heard.get()  # every busy source speaks, or is lost with its peer's silence
@@ -316,7 +317,7 @@ class _Source:
         lesson = self._lesson
         side.send(sock, dataclasses.asdict(ask))
         while "at" in (answer := side.receive(sock)):
-            lesson.tell(self, "at", int(answer["at"]))
+            lesson.tell(self, "at", (int(answer["at"]), bool(answer["moving"])))
         if "past" in answer:
             lesson.tell(self, "past", int(answer["past"]))
             return

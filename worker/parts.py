@@ -30,7 +30,7 @@ class Where:
 
     Attributes:
         step: step that its weights are ready for.
-        seconds: time of a step; if none was finished while it was measured, how long that took: then it is at least so.
+        seconds: time that a step takes, as far as it knows: not less.
         moving: False while steps do not go on: the run is at its end, or waits for members.
         planned: newest step that another learner has asked it for and that is still to come, -1 if there is none.
     """
@@ -50,26 +50,27 @@ def span(size: int, part: int, parts: int) -> tuple[int, int]:
     return min(size, part * lines // parts * ALIGNMENT), min(size, (part + 1) * lines // parts * ALIGNMENT)
 
 
-def meet(places: Sequence[Where], at_least: int, refusals: int) -> tuple[int, list[int]]:
+def meet(places: Sequence[Where], at_least: int, refusals: int, stalls: int = 0) -> tuple[int, list[int]]:
     """Choose the step n and the teachers (by number) that are asked for it.
 
     Args:
         places: where the teachers are; not empty.
         at_least: n must not be before this step.
         refusals: how often n has come too late already: each time the margin is doubled.
+        stalls: how often n was not reached: then there is no margin, and at the second time nobody counts as moving.
     """
     newest = max(at_least, *(place.step for place in places))
-    moving = [number for number, place in enumerate(places) if place.moving]
+    moving = [number for number, place in enumerate(places) if place.moving and stalls < 2]
     if not moving:
         # nothing moves: only who is at the newest step already can copy it
         return newest, [n for n, place in enumerate(places) if place.step == newest] or list(range(len(places)))
     planned = max(place.planned for place in places)
-    if planned > newest and refusals == 0:
+    if planned >= newest and refusals == stalls == 0:
         return planned, moving  # one copy serves both learners
     quickest = max(1e-6, min(places[number].seconds for number in moving))
     ahead = min(_FARTHEST, AHEAD * 2**refusals)
-    margin = math.ceil(ahead / quickest) if refusals or quickest < 2 * AHEAD else 0
-    return newest + margin, moving
+    near = stalls > 0 or (refusals == 0 and quickest >= 2 * AHEAD)
+    return newest + (0 if near else math.ceil(ahead / quickest)), moving
 
 
 def spread(members: Sequence[T], worker: str, turn: int = 0) -> list[T]:

@@ -3,7 +3,7 @@
     learner -> {teachers}                                how many it asks at once
     teacher -> {step, seconds, moving, planned}          where it is (`parts.Where`)
     learner -> {step, exact, part, parts}                which bytes of the state at the beginning of which step
-    teacher -> {at}, twice a second until it is there
+    teacher -> {at, moving}, twice a second until it is there
             -> {past}                                    its weights are of this later step: too late; ask again
             or {cannot}                                  why not
             or {step, chain, digest, size, bytes, …}, the bytes, {hash}
@@ -32,10 +32,7 @@ from .exchange import Exchange
 from .parts import Where
 from .ring.listener import Listener
 
-_MEASURE = 0.1
-"""Seconds to measure the time of a step, at most."""
-_STEPS = 4
-"""Steps to measure, at most."""
+_RESTING = frozenset({"starting", "wait", "mend", "finish"})
 _IDLE = 30.0
 """Seconds that a learner may take until its next question."""
 
@@ -79,7 +76,7 @@ class Teacher:
                 sock.settimeout(side.SILENCE)
                 teachers = max(1, int(side.receive(sock, 4096)["teachers"]))
                 memory = self._ready(teachers)  # noqa: F841 - held, not read
-                side.send(sock, dataclasses.asdict(self._where(teachers > 1)))
+                side.send(sock, dataclasses.asdict(self._where()))
                 while True:
                     sock.settimeout(_IDLE)
                     ask = side.receive(sock)
@@ -89,24 +86,18 @@ class Teacher:
             with self._lock:
                 self._lessons.pop(threading.current_thread(), None)
 
-    def _where(self, several: bool) -> Where:
-        """Where the main thread is, and, if several teachers must meet, how long a step takes it now."""
+    def _where(self) -> Where:
         shared = self._shared
         with shared.cv:
-            began = now = time.monotonic()
-            first = last = shared.main_step
-            resting = shared.phase in {"starting", "wait", "mend", "finish"}
-            moving = first is not None and first < shared.total and not resting
-            while several and moving and now < began + _MEASURE and not shared.closed:
-                shared.cv.wait(began + _MEASURE - now)
-                now = time.monotonic()
-                last = shared.main_step
-                if last is None or first is None or last >= min(first + _STEPS, shared.total):
-                    break
-            at = -1 if last is None or shared.learning else last
-            steps = max(0, at - (first or 0))
-            ahead = [c.at_least for c in shared.copies if c.exact and not c.begun and c.at_least > at]
-            return Where(at, (now - began) / max(1, steps), moving, max(ahead, default=-1))
+            step = -1 if shared.main_step is None or shared.learning else shared.main_step
+            seconds = max(shared.pace, time.monotonic() - shared.begun_at)  # this step is not shorter than it is now
+            ahead = [c.at_least for c in shared.copies if c.exact and not c.begun and c.at_least > step]
+            return Where(step, seconds, not self._rests(), max(ahead, default=-1))
+
+    def _rests(self) -> bool:
+        """True while no step will follow: the run is at its end, or waits for members."""
+        shared = self._shared
+        return shared.main_step is None or shared.main_step >= shared.total or shared.phase in _RESTING
 
     def _answer(self, sock: socket.socket, ask: dict[str, Any]) -> None:
         wanted = CopyWanted(int(ask["step"]), bool(ask["exact"]), int(ask["part"]), int(ask["parts"]))
@@ -142,11 +133,11 @@ class Teacher:
                         break
                     else:
                         return refusal
-                    at = shared.main_step
+                    at, moving = shared.main_step, not self._rests()
                 if time.monotonic() >= said + side.ALIVE:
                     if side.pending(sock):
                         return None
-                    side.send(sock, {"at": -1 if at is None else at})
+                    side.send(sock, {"at": -1 if at is None else at, "moving": moving})
                     said = time.monotonic()
         finally:
             with shared.cv:

@@ -148,13 +148,15 @@ def test_several_learners_of_one_step_are_served_by_one_copy(course):
     asked = members(course)[:2]
     try:
         course.advance(1)
-        for learning in several:
+        course._say("compute")
+        for number, learning in enumerate(several, 1):
             learning.begin(asked, at_least=3)
-        wait_until(lambda: all(len(course.members[n].shared.copies) == 3 for n in ("m0", "m1")))
-        course.advance(2)
+            wait_until(lambda n=number: all(len(course.members[m].shared.copies) == n for m in ("m0", "m1")))
+        (step,) = {wanted.at_least for m in course.members.values() for wanted in m.shared.copies}
+        course.advance(step - 1)
         for learning in several:
-            assert learning.wait().step == 3
-        assert all(len(m.copied) <= 1 for m in course.members.values())
+            assert learning.wait().step == step
+        assert [len(m.copied) for m in course.members.values()] == [1, 1, 0, 0, 0]
     finally:
         for learning in several:
             learning.fetcher.stop()
@@ -178,12 +180,16 @@ def test_members_that_stand_at_different_steps(course, learning):
 def test_a_run_that_stops_before_the_step_that_was_agreed_on(course, learning, monkeypatch):
     monkeypatch.setattr("reknit.worker.lesson._STALLED", 0.3)
     course.advance(2)
-    learning.begin(members(course), at_least=2)
+    for m in course.members.values():  # so that a step ahead is agreed on
+        m.shared.phase = "compute"
+        m.teacher._where = lambda where=m.teacher._where: dataclasses.replace(where(), seconds=0.01)
+    learning.begin(members(course))
+    wait_until(lambda: any(m.shared.copies for m in course.members.values()))
+    assert learning.shared.load is None
     for m in course.members.values():
-        m.teacher._where = lambda several, where=m.teacher._where: dataclasses.replace(where(several), seconds=0.01)
-    copy = learning.wait()
-    assert copy.step == 2
-    course.advance(1)
+        m.shared.phase = "wait"
+    assert learning.wait().step == 2
+    assert any("no step" in failure for failure in learning.fetcher.failures)
 
 
 def test_members_at_the_end_of_the_run_teach_as_well(course, learning):
@@ -210,8 +216,8 @@ def test_a_teacher_past_the_step_refuses_and_the_next_one_is_further_ahead(cours
     late = []
     for m in course.members.values():  # each says it is where it was ten steps ago
 
-        def where(several, real=m.teacher._where):
-            place = real(several)
+        def where(real=m.teacher._where):
+            place = real()
             if len(late) < 4:
                 late.append(place)
                 return dataclasses.replace(place, step=max(0, place.step - 10), seconds=1.0)

@@ -48,12 +48,21 @@ def test_nothing_is_copied_before_the_first_result_that_is_queued():
 def test_a_second_learner_joins_the_step_of_the_first():
     places = [Where(100, 0.001, True, planned=131), Where(101, 0.001, True)]
     assert meet(places, 0, 0)[0] == 131
-    assert meet(places, 0, 1)[0] > 150  # unless that was too near
+    assert meet(places, 131, 0)[0] == 131
+    assert meet(places, 132, 0)[0] > 131  # unless it lies before the first result that is queued
+    assert meet(places, 0, 1)[0] > 150  # or was too near
 
 
 def test_where_nothing_moves_those_at_the_newest_step_are_asked_for_it():
     places = [Where(7, 3.0, False), Where(8, 3.0, False), Where(8, 0.1, False)]
     assert meet(places, 0, 3) == (8, [1, 2])
+
+
+def test_a_step_that_was_not_reached_is_followed_by_the_newest_one_and_then_by_who_is_there():
+    places = [Where(7, 0.001, True), Where(8, 0.001, True)]
+    assert meet(places, 0, 0)[0] > 8
+    assert meet(places, 0, 0, 1) == (8, [0, 1])
+    assert meet(places, 0, 0, 2) == (8, [1])
 
 
 def test_learners_of_different_names_begin_with_different_members():

@@ -255,21 +255,31 @@ class Course:
         return WorldChanged(generation=self.generation, run="run", status="running", members=members)
 
     def advance(self, steps: int = 1) -> None:
-        """So many steps, each once all scripts have applied the one before."""
+        """So many steps, each once all scripts have applied the one before; then the run rests."""
+        self._say("compute")
         for _ in range(steps):
-            for member in list(self.members.values()):
-                member.complete(self.step)
-            self.step += 1
-            for member in list(self.members.values()):
-                member.wait_for(self.step)
+            self._step()
+        self._say("wait")
+
+    def _step(self) -> None:
+        for member in list(self.members.values()):
+            member.complete(self.step)
+        self.step += 1
+        for member in list(self.members.values()):
+            member.wait_for(self.step)
+
+    def _say(self, phase: str) -> None:
+        for member in list(self.members.values()):
+            member.shared.phase = phase
 
     def go(self, pace: float = 0.0) -> None:
         self._running = True
+        self._say("compute")
 
         def run() -> None:
             try:
                 while self._running:
-                    self.advance()
+                    self._step()
                     if pace:
                         time.sleep(pace)
             except BaseException as error:  # noqa: BLE001 - told by `halt`
@@ -284,6 +294,7 @@ class Course:
             self._thread.join(30)
             assert not self._thread.is_alive()
             self._thread = None
+        self._say("wait")
         if self._error is not None:
             raise self._error
         return self.step
