@@ -322,15 +322,16 @@ class Engine:
                 notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
                 fed=fed,
+                stopping=self.stopping,
             )
 
     def _teaches_outside(self) -> bool:
-        """Somebody outside learns from us, or did a moment ago (one that is cut off begins anew); not when all end."""
+        """Somebody outside learns from us, or did a moment ago: one that is cut off begins anew."""
         now, step = time.monotonic(), self.shared.step
         if self.feeder.fed:
             self._fed_lately = now + FED_LATELY, step + 1
         until, last = self._fed_lately
-        return not self.stopping and (now < until or step <= last)
+        return now < until or step <= last
 
     def _anew(self, step: int, chain: int) -> None:
         """A candidate begins (again) with a fresh copy of the state (its own thread)."""

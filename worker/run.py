@@ -510,7 +510,7 @@ class Run:
                 if event.run == self.context.run:
                     self._hear_job(event, received.seq)
             case JobStopAsked():
-                engine.stopping = engine.stopping or 0 < self.began_at < received.seq
+                engine.stopping = True  # of this run: only what is said from our start on is heard
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))

@@ -84,6 +84,15 @@ def test_the_last_who_have_the_state_stay_while_somebody_learns_in_the_ring() ->
     assert not settled("w0").stop
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_job_that_is_to_stop_waits_for_nobody_who_learns(who: int) -> None:
+    asked = [Wishes(leaving=frozenset(RING[:2]), fed=True), Wishes(stopping=True)]
+    settled = control.settle(
+        control.merge(asked[who], asked[1 - who]), OWNERS[:2], 6, generation=4, ring=RING, current=RING[:2]
+    )
+    assert settled.stop
+
+
 @pytest.mark.parametrize(
     "piece",
     [
@@ -98,6 +107,7 @@ def test_the_last_who_have_the_state_stay_while_somebody_learns_in_the_ring() ->
             notes=(SlotNote(0, {"loss": (float("nan"), 32.0)}, (1, 2)), SlotNote(4)),
             switch=8,
             fed=True,
+            stopping=True,
         ),
         Settled(owners=OWNERS),
         Settled((), frozenset({"w0"}), "c", 1, True, 5, 6, 7, {"loss": math.inf}, ((3, (1, 2)), (4, ()))),
@@ -108,7 +118,7 @@ def test_bytes_go_both_ways(piece: Wishes | Settled) -> None:
     assert repr(again) == repr(piece)
 
 
-@pytest.mark.parametrize("plain", [[], ["wishes"], ["settled", 1], ["wishes", 1, 2, 3, 4, 5, 6, 7, 8, 9], ["x"]])
+@pytest.mark.parametrize("plain", [[], ["wishes"], ["settled", 1], ["wishes", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], ["x"]])
 def test_other_bytes_are_refused(plain: list[object]) -> None:
     with pytest.raises(WireError):
         control.decode(wire.pack(plain))

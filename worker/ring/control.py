@@ -55,6 +55,7 @@ class Wishes:
         notes: of computed slots, in slot order.
         switch: generation of the newest planned world heard, 0 for none.
         fed: somebody outside the ring learns from here.
+        stopping: the job was asked to stop.
     """
 
     plan: Plan | None = None
@@ -66,6 +67,7 @@ class Wishes:
     notes: tuple[SlotNote, ...] = ()
     switch: int = 0
     fed: bool = False
+    stopping: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         notes=tuple(sorted((*a.notes, *b.notes), key=lambda note: note.slot)),
         switch=min(a.switch, b.switch),  # only a world that all actives have heard of
         fed=a.fed or b.fed,
+        stopping=a.stopping or b.stopping,
     )
 
 
@@ -128,7 +131,8 @@ def settle(
 
     A plan counts only if it is of this generation, covers all slots and names live, current members in ring order;
     else the owners stay. Leaving workers lose their slots to the others. If all leave, the run stops after this step;
-    but the last who have the state do not leave before those who learn, inside or outside the ring, have it too.
+    but unless the job is to stop, the last who have the state do not leave before those who learn, in the ring or
+    beside it, have it too.
 
     Args:
         wishes: all wishes of the step.
@@ -147,7 +151,7 @@ def settle(
     if not staying:
         staying = [w for w in ring if w in current and w not in wishes.leaving]
     learns = wishes.fed or any(w not in current and w not in wishes.leaving for w in ring)
-    stop = not staying and not learns
+    stop = not staying and (wishes.stopping or not learns)
     if stop:
         ranges = ()
     elif not staying:
@@ -219,6 +223,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 [[n.slot, {k: list(v) for k, v in n.metrics.items()}, list(n.nonfinite)] for n in control.notes],
                 control.switch,
                 control.fed,
+                control.stopping,
             ]
         )
     return wire.pack(
@@ -248,7 +253,7 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed = plain
+            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping = plain
             return Wishes(
                 plan_from_plain(plan),
                 frozenset(leaving),
@@ -259,6 +264,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 tuple(_note(*note) for note in notes),
                 int(switch),
                 bool(fed),
+                bool(stopping),
             )
         if plain[0] == "settled":
             _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, after = plain
