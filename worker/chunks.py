@@ -44,6 +44,7 @@ class _Order:
     checkpoint: str
     writers: tuple[str, ...]
     chunks: tuple[int, ...]
+    check: Callable[[], str]
 
 
 class Writer:
@@ -77,7 +78,15 @@ class Writer:
         self._given_up: set[str] = set()
         self._thread: threading.Thread | None = None
 
-    def write(self, snapshot: Snapshot, checkpoint: str, chunks: Sequence[int], *, writers: Sequence[str] = ()) -> None:
+    def write(
+        self,
+        snapshot: Snapshot,
+        checkpoint: str,
+        chunks: Sequence[int],
+        *,
+        writers: Sequence[str] = (),
+        check: Callable[[], str] = str,
+    ) -> None:
         """Write these files of the snapshot as part of a checkpoint; returns at once, holds the snapshot until done.
 
         Args:
@@ -86,11 +95,12 @@ class Writer:
             chunks: numbers of the files, -1 for the index; called again with more of them when a writer was lost.
             writers: all who hold a copy of this state, in ring order, told to the service with each file: when one of
                 them dies, its part (by `assign`) is given to the others.
+            check: called before anything is written, on the writer's thread; returns why nothing may be, or nothing.
         """
         if not chunks:
             return
         snapshot.hold()
-        self._orders.put(_Order(snapshot, checkpoint, tuple(writers), tuple(chunks)))
+        self._orders.put(_Order(snapshot, checkpoint, tuple(writers), tuple(chunks), check))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
             self._thread.start()
@@ -121,6 +131,9 @@ class Writer:
 
     def _write(self, order: _Order) -> None:
         directory = self._root / directory_name(order.snapshot.step, order.checkpoint)
+        if why := order.check():
+            self._fail(order, f"{self._worker}: {why}")
+            return
         try:
             make_directory(directory)
             for chunk in order.chunks:
@@ -133,14 +146,14 @@ class Writer:
         except OSError as error:
             if order.checkpoint in self._given_up:
                 return
-            self._given_up.add(order.checkpoint)
-            reason = f"{self._worker} cannot write to {directory}: {error.strerror or error}"
-            _log.warning("checkpoint not written", checkpoint=order.checkpoint, reason=reason)
-            self._on_failed(
-                CheckpointFailed(
-                    checkpoint=order.checkpoint, reason=reason, step=order.snapshot.step, worker=self._worker
-                )
-            )
+            self._fail(order, f"{self._worker} cannot write to {directory}: {error.strerror or error}")
+
+    def _fail(self, order: _Order, reason: str) -> None:
+        self._given_up.add(order.checkpoint)
+        _log.warning("checkpoint not written", checkpoint=order.checkpoint, reason=reason)
+        self._on_failed(
+            CheckpointFailed(checkpoint=order.checkpoint, reason=reason, step=order.snapshot.step, worker=self._worker)
+        )
 
     def _write_file(self, directory: Path, order: _Order, chunk: int) -> CheckpointWritten:
         began = time.monotonic()

@@ -23,6 +23,8 @@ import xxhash
 from reknit.core.layout import Layout
 
 from .skeleton import dtype_named
+from .state import capture
+from .tracked import Tracked
 
 Named = tuple[str, torch.Tensor]
 
@@ -88,6 +90,35 @@ class WeightsDigest:
         if flat.numel() and flat.data_ptr() == parameter.data_ptr():  # no copy: true for as long as it lies there
             self._known[number] = (parameter.data_ptr(), raw)
         return raw
+
+
+class OptimizerDigest:
+    """Digests the tensors of all tracked optimizers' states; live, and in a copy of the state."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._tracked = tracked
+        self._prefixes = tuple(f"{n}." for n, o in tracked.others.items() if isinstance(o, torch.optim.Optimizer))
+
+    def take(self) -> int:
+        """Return the digest of the present values, never 0. Main thread, or while nothing changes them.
+
+        Raises:
+            StateError: something in the state cannot travel.
+        """
+        captured = capture(self._tracked)
+        hasher = xxhash.xxh3_64()
+        for entry, tensor in zip(captured.layout.entries, captured.tensors, strict=True):
+            if entry.path.startswith(self._prefixes):
+                hasher.update(_flat(tensor.contiguous()).numpy().data)
+        return hasher.intdigest() or 1
+
+    def of(self, layout: Layout, memory: memoryview) -> int:
+        """Return the digest of a copied state: what `take` would return where these bits are loaded."""
+        hasher = xxhash.xxh3_64()
+        for entry in layout.entries:
+            if entry.path.startswith(self._prefixes):
+                hasher.update(memory[entry.offset : entry.offset + entry.size])
+        return hasher.intdigest() or 1
 
 
 class Watch:

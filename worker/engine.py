@@ -23,7 +23,7 @@ from reknit.core.events import (
 
 from .calling import Caller
 from .candidate import Candidate
-from .exchange import Exchange, Result
+from .exchange import Exchange
 from .feed import Feeder
 from .identity import Identity
 from .learning import Learner
@@ -42,6 +42,7 @@ from .ring.token import circulate
 from .ring.vote import Diverged, Wrong
 from .standing import Standing
 from .transport.port import Tcp, Transport
+from .work import Result
 
 FED_LATELY = 10.0
 """Seconds (and one step) for which somebody outside who was fed counts as still learning."""
@@ -319,6 +320,7 @@ class Engine:
                 ledger=self.ledger.stored,
                 chain=shared.chain,
                 weights=weights,
+                state=shared.weights.state if weights else 0,
                 notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
                 fed=fed,

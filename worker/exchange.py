@@ -7,7 +7,6 @@ waits for the other except here, and every wait ends when the world moves or the
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,111 +16,15 @@ from reknit.core.events import Range, WorldChanged
 
 from .copies import CopyWanted, StateCopy
 from .ring.control import Plan, SlotNote
-from .ring.link import Link
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
-from .ring.resend import Committed
 from .ring.vote import Diverged, Wrong
 from .weights import Held
+from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Result, Verify, Work
 
 _FEW = 2
 """Buffers in the pool that are enough: the rest is given back to the system."""
 Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "evaluate", "finish"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Compute:
-    """Work: compute this slot; `orphan`: another worker had it and died."""
-
-    step: int
-    slot: int
-    orphan: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Apply:
-    """Work: the step's result is complete; apply it."""
-
-    step: int
-    result: Result
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Begin:
-    """Work: this worker has the state; its next step is `step`."""
-
-    step: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
-    """Work: put this state, received from a peer, into the tracked objects."""
-
-    state: StateCopy
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Restore:
-    """Work: nobody has the run's state; restore the newest checkpoint, or declare the fresh state to be the run's."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Copy:
-    """Work: a learner waits for a copy of the state as it is at the beginning of `step`."""
-
-    step: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verify:
-    """Work: take a digest of the weights that `step` is computed with, as they are now."""
-
-    step: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leave:
-    """Work: this worker is out of the world for good (drained, or the run was stopped)."""
-
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ComeBack:
-    """Work: a world was made without this worker; it may ask to be taken in again."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Done:
-    """Work: none is left; everybody has the last result."""
-
-
-Work = Compute | Apply | Begin | Load | Restore | Copy | Verify | Leave | ComeBack | Done
-
-
-@dataclasses.dataclass(slots=True)
-class Result:
-    """The reduced sum of one step.
-
-    Attributes:
-        buffer: flat bytes, the sum over all slots (not yet divided).
-        of: the committed step.
-        link, ticket: the buffer is still being sent until `link.done >= ticket`.
-        holds: feeds that have yet to send the buffer.
-        forgotten: nothing else needs the buffer any more.
-    """
-
-    buffer: Buffer
-    of: Committed
-    link: Link | None = None
-    ticket: int = 0
-    holds: int = 0
-    forgotten: bool = False
-
-    @property
-    def sending(self) -> bool:
-        """True while a link or a feed may still read the buffer."""
-        return self.holds > 0 or (self.link is not None and not self.link.closed and self.link.done < self.ticket)
 
 
 class Exchange:
@@ -491,7 +394,7 @@ class Exchange:
             return 0
 
     def heard(self, *, void: bool) -> None:
-        """The roll call has looked at our digest and our doubts: whoever goes on takes a fresh one for the next look."""
+        """The roll call has looked at our digest and our doubts; who goes on takes a fresh one for the next look."""
         with self.cv:
             self.weights.void = self.weights.void or void
             self.weights.touch()

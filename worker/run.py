@@ -48,10 +48,10 @@ from .alarm import Alarm
 from .batches import Batches, Collate
 from .board import Alone, Board, OnTheLog
 from .chaos import Chaos
-from .digest import Watch, WeightsDigest
+from .digest import OptimizerDigest, Watch, WeightsDigest
 from .engine import Engine
 from .evaluation import Evaluations, Measure
-from .exchange import Apply, Begin, ComeBack, Compute, Copy, Done, Exchange, Leave, Load, Restore, Result, Verify
+from .exchange import Exchange
 from .feed import Feeder
 from .flat import Flat
 from .identity import Identity
@@ -66,6 +66,7 @@ from .step import Step
 from .teaching import Teacher
 from .tracked import Tracked
 from .transport.choice import Choice
+from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Result, Verify
 
 _AREAS = ("world", "shards", "checkpoint", "job")
 _BEAT = 0.25
@@ -150,6 +151,7 @@ class Run:
         self.shared.weights.verify = context.verify_weights
         names = [name for name, _ in tracked.buffers()]
         self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
+        self._optimizers = OptimizerDigest(tracked)
         self._watch = Watch(self._weights)
         self._chaos = Chaos(context.worker, tracked, allowed=context.chaos)
         self.shared.samples = lambda step, slot: tuple(self.course.slot_samples(step, slot).tolist())
@@ -160,6 +162,7 @@ class Run:
             job=context.job,
             directory=context.checkpoint_dir,
             post=outlet.post,
+            digests=(self._weights, self._optimizers) if context.verify_weights else None,
         )
         self._feeder = Feeder(self.shared)
         self._teacher = Teacher(self.shared, self._saving.ready)
@@ -284,6 +287,7 @@ class Run:
         summary = self._flat.apply(result.buffer, samples=end - first, micro_batch=self.course.micro_batch)
         self._sums.applied(result.buffer)
         self._batches.settle(number)
+        self._saving.compared(number, result.of.settled.weights, result.of.settled.state)
         self._saving.agreed(result.of)
         self._gauge.committed(end - first, summary.loss)
         self._alarm.committed(result.of, summary.loss)
@@ -316,6 +320,7 @@ class Run:
                     state.load(self._tracked, Layout.decode(copy.layout), copy.memory)
                     self._flat.commit_buffers()
                     self._watch.forget()
+                    self._saving.forget()
                     self._engine.ledger.take_over(copy.ledger)
                     self._learned_at = time.monotonic()
                     self.position, self.chain = copy.step, copy.chain
@@ -336,12 +341,12 @@ class Run:
     def _verify(self, step: int) -> None:
         """Take the digest of the weights that a step was computed with; after the last step, of all the state."""
         digest = self._weights.take()
-        ends = step == self.shared.total
+        wanted = step in (self.shared.total, self._saving.taken_at)
         self.shared.verified(
             step,
             digest,
             doubt=self._watch.changed(step, digest),
-            state=state.digest(self._tracked) or 1 if ends else 0,
+            state=self._optimizers.take() if wanted else 0,
         )
 
     def _chain_before(self, step: int) -> int:
@@ -377,6 +382,7 @@ class Run:
                 raise AssertionError(f"{work} after the last step")  # noqa: TRY004 - a bug here
             self._begin(work.step)
         self._saving.wait()
+        self._saving.compared(shared.total, shared.weights.of(shared.total), shared.weights.state)
         self._saving.close(_WRITING)
         self._say_finished(shared.total)
         if stopped:

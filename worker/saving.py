@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,6 +20,7 @@ from reknit.core.manifest import INDEX_NUMBER
 
 from .chunks import Writer, assign
 from .copies import StateCopy, cover
+from .digest import OptimizerDigest, WeightsDigest
 from .exchange import Exchange
 from .ring.resend import Committed
 from .snapshot import Snapshot, Snapshotter
@@ -35,6 +37,11 @@ class Saving:
         job: name of the job.
         directory: folder of all jobs' checkpoints, "" if this run takes none.
         post: publishes an event.
+        digests: of weights and optimizers, if the ring compares them: then a checkpoint is written only once the step
+            that begins with its state was compared, and only if the copy is what was compared.
+
+    Attributes:
+        taken_at: step before which the newest checkpoint's state is copied, -1 if there is none.
     """
 
     def __init__(
@@ -46,7 +53,13 @@ class Saving:
         job: str,
         directory: str,
         post: Callable[[Event], None],
+        digests: tuple[WeightsDigest, OptimizerDigest] | None = None,
     ) -> None:
+        self.taken_at = -1
+        self._digests = digests
+        self._lock = threading.Lock()
+        self._copied: dict[int, tuple[str, Snapshot, tuple[str, ...]]] = {}
+        self._agreed: tuple[int, int, int] = (-1, 0, 0)
         self._worker = worker
         self._shared = shared
         self._post = post
@@ -84,6 +97,7 @@ class Saving:
         if checkpoint and checkpoint != self._taken:
             self._taken = checkpoint
             self._due = (checkpoint, committed)
+            self.taken_at = committed.step + 1
 
     def begin(self, step: int) -> None:
         """The state before `step` is in place: take the checkpoint that is due."""
@@ -144,11 +158,59 @@ class Saving:
         snapshot = done.result()
         for older in [c for c in self._held if c != checkpoint]:
             self._drop(older)
+        if self._digests is None:
+            self._write_out(checkpoint, snapshot, tuple(writers))
+            return
+        with self._lock:
+            self._copied[snapshot.step] = (checkpoint, snapshot, tuple(writers))
+        self._write_compared()
+
+    def compared(self, step: int, weights: int, state: int) -> None:
+        """All that computed `step` had these digests of weights and optimizers (0: not compared) before it."""
+        with self._lock:
+            self._agreed = (step, weights, state)
+        self._write_compared()
+
+    def forget(self) -> None:
+        """Another state was loaded: what was copied of the one before is worth nothing."""
+        with self._lock:
+            given_up, self._copied = list(self._copied.values()), {}
+        for checkpoint, snapshot, _ in given_up:
+            snapshot.release()
+            self._fail(checkpoint, snapshot.step, "its state was not the run's")
+
+    def _write_compared(self) -> None:
+        """Write the checkpoint whose state was copied and compared (whichever thread comes second)."""
+        with self._lock:
+            step, weights, state = self._agreed
+            due = self._copied.pop(step, None)
+        if due is None:
+            return
+        checkpoint, snapshot, writers = due
+        self._write_out(checkpoint, snapshot, writers, lambda: self._differs(snapshot, weights, state))
+
+    def _differs(self, snapshot: Snapshot, weights: int, state: int) -> str:
+        """What is wrong with a copy of the state, empty if nothing is (writer's thread)."""
+        assert self._digests is not None
+        of_weights, of_state = self._digests
+        same = (not weights or of_weights.of(snapshot.layout, snapshot.memory) == weights) and (
+            not state or of_state.of(snapshot.layout, snapshot.memory) == state
+        )
+        return "" if same else "its copy of the state is not what the workers agreed on: bad memory?"
+
+    def _fail(self, checkpoint: str, step: int, why: str) -> None:
+        reason = f"{self._worker}: {why}"
+        self._post(CheckpointFailed(checkpoint=checkpoint, reason=reason, step=step, worker=self._worker))
+
+    def _write_out(
+        self, checkpoint: str, snapshot: Snapshot, writers: tuple[str, ...], check: Callable[[], str] = str
+    ) -> None:
+        assert self._writer is not None
         self._held[checkpoint] = snapshot
-        self._writers[checkpoint] = tuple(writers)
+        self._writers[checkpoint] = writers
         chunks = range(chunk_count(snapshot.layout.total, self._writer.chunk_bytes))
         mine = assign([INDEX_NUMBER, *chunks], writers).get(self._worker, ())
-        self._writer.write(snapshot, checkpoint, mine, writers=writers)
+        self._writer.write(snapshot, checkpoint, mine, writers=writers, check=check)
 
     def _write_more(self, event: CheckpointRequested) -> None:
         snapshot = self._held.get(event.checkpoint)

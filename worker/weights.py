@@ -19,7 +19,7 @@ class Held:
         verify: weights are compared at all; equal on all workers of a run.
         step: whose weights the digest is of, -1: none was taken, or slots were computed since.
         digest: of parameters and buffers.
-        state: of all that is tracked, after the last step of a run; 0 before.
+        state: of the optimizers' tensors, in a step before which a checkpoint is taken, and after the last one.
         doubt: they changed while the step was computed, and torch knows of nobody who did it.
         void: in this run that is the script's doing.
         vouched: they were compared equal since this worker last received a state, or it never received one.

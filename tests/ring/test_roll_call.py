@@ -203,9 +203,19 @@ def test_who_has_another_result_is_not_asked_for_its_weights():
 
 
 def test_states_after_the_last_step_differ_only_where_a_majority_says_so():
-    three = [entry(n, 6, weights=1, state=s) for n, s in (("a", 8), ("b", 9), ("c", 8))]
+    three = [entry(n, 6, weights=1, state=s, finished=True) for n, s in (("a", 8), ("b", 9), ("c", 8))]
     assert [(w.worker, w.what) for w in decide(three, 8, 3).diverged] == [("b", "state")]
     assert decide(three[:2], 8, 3).diverged == ()
+    assert roll_call.agreed([(1, 8), (1, 9)])
+    assert not roll_call.agreed([(1, 8), (1, 9), (1, 8)])
+    assert not roll_call.agreed([(1, 8), (2, 8)])
+
+
+def test_in_mid_run_a_difference_of_states_without_a_majority_ends_it():
+    """Where a checkpoint is to be written from them, say: it must not hold bits that nobody vouches for."""
+    two = [entry(n, 6, weights=1, state=s) for n, s in (("a", 8), ("b", 9))]
+    with pytest.raises(Diverged, match="different states in step 7"):
+        decide(two, 8, 3)
 
 
 digests = st.integers(0, 2)

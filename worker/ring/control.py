@@ -52,6 +52,7 @@ class Wishes:
         ledger: last step whose ledger record is known to be stored, -1 for none.
         chain: result chain of the step before, as the first active has it; everybody compares it with its own.
         weights: digest of the parameters that the step was computed with, as the first active has it; 0: not told.
+        state: digest of the optimizers' tensors likewise, in a step before which a checkpoint was taken; 0: not told.
         notes: of computed slots, in slot order.
         switch: generation of the newest planned world heard, 0 for none.
         fed: somebody outside the ring learns from here.
@@ -68,6 +69,7 @@ class Wishes:
     switch: int = 0
     fed: bool = False
     stopping: bool = False
+    state: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Settled:
         checkpoint: take this checkpoint of the state after this step.
         ledger: ledger records up to this step may be forgotten.
         stop: everybody leaves after this step.
-        chain, weights: as in the wishes.
+        chain, weights, state: as in the wishes.
         after: result chain after this step, as the last active has it: who got another result was sent it wrong.
         switch: the ring is left for that of this generation after this step; 0: it goes on.
         metrics: global means of what the slots' notes tell.
@@ -98,6 +100,7 @@ class Settled:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     nonfinite: tuple[tuple[int, tuple[int, ...]], ...] = ()
     after: int = 0
+    state: int = 0
 
 
 def merge(a: Wishes, b: Wishes) -> Wishes:
@@ -111,6 +114,7 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         ledger=max(a.ledger, b.ledger),
         chain=a.chain,
         weights=a.weights,
+        state=a.state,
         notes=tuple(sorted((*a.notes, *b.notes), key=lambda note: note.slot)),
         switch=min(a.switch, b.switch),  # only a world that all actives have heard of
         fed=a.fed or b.fed,
@@ -166,6 +170,7 @@ def settle(
         stop=stop,
         chain=wishes.chain,
         weights=wishes.weights,
+        state=wishes.state,
         switch=wishes.switch if wishes.switch > generation and not stop else 0,
         metrics=fold(note.metrics for note in wishes.notes),
         nonfinite=tuple((note.slot, note.nonfinite) for note in wishes.notes if note.nonfinite),
@@ -224,6 +229,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 control.switch,
                 control.fed,
                 control.stopping,
+                control.state,
             ]
         )
     return wire.pack(
@@ -240,6 +246,7 @@ def encode(control: Wishes | Settled) -> bytes:
             dict(control.metrics),
             [[slot, list(samples)] for slot, samples in control.nonfinite],
             control.after,
+            control.state,
         ]
     )
 
@@ -253,7 +260,7 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping = plain
+            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping, state = plain
             return Wishes(
                 plan_from_plain(plan),
                 frozenset(leaving),
@@ -265,9 +272,11 @@ def decode(data: bytes) -> Wishes | Settled:
                 int(switch),
                 bool(fed),
                 bool(stopping),
+                int(state),
             )
         if plain[0] == "settled":
-            _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, after = plain
+            _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, *ends = plain
+            after, state = ends
             return Settled(
                 ranges_from_plain(owners),
                 frozenset(leaving),
@@ -280,6 +289,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 {str(k): float(v) for k, v in metrics.items()},
                 tuple((int(slot), tuple(map(int, samples))) for slot, samples in nonfinite),
                 int(after),
+                int(state),
             )
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"control piece does not fit: {error}") from error

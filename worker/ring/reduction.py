@@ -194,7 +194,7 @@ class Reduction:
     def _pass_wishes(self, payload: bytes, after: int) -> Settled | None:
         heard = _decoded(payload, Wishes)
         mine = self._tell()
-        self._compare(heard, mine.weights)
+        self._compare(heard, mine.weights, mine.state)
         merged = control.merge(heard, mine)
         if self.where.place != self.where.last:
             self._send(Kind.REDUCE, len(self.cut), self.where.before + self.where.own, control.encode(merged))
@@ -228,7 +228,7 @@ class Reduction:
             self._send(Kind.FINAL, len(self.cut), self.slots, payload)
         return settled
 
-    def _compare(self, told: Wishes | Settled, weights: int) -> None:
+    def _compare(self, told: Wishes | Settled, weights: int, state: int = 0) -> None:
         """Stop before a difference spreads: the roll call that follows finds out who is wrong."""
         if told.chain != self.chain:
             raise LinkBroken(
@@ -239,6 +239,11 @@ class Reduction:
             raise LinkBroken(
                 "previous",
                 f"diverged: step {self.step} was computed with weights {told.weights:016x} there, {weights:016x} here",
+            )
+        if told.state and state and told.state != state:
+            raise LinkBroken(
+                "previous",
+                f"diverged: in step {self.step} the optimizer's state is {told.state:016x} there, {state:016x} here",
             )
 
     def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:

@@ -190,7 +190,13 @@ def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, .
     found = (*results.wrong, *weights.wrong)
     wrong = {w.worker for w in found}
     states = [vote.Ballot(e.worker, e.state, e.vouched) for e in rest if e.worker not in wrong and e.state]
-    return (*found, *vote.minority("state", f"after step {furthest}", states)), (), weights.void
+    # after the last step there is nothing to mend it with if no majority tells who is right: the weights are
+    weigh = vote.minority if all(e.finished for e in holders) else _weigh
+    return (*found, *weigh("state", f"in step {furthest + 1}", states)), (), weights.void
+
+
+def _weigh(what: vote.What, where: str, ballots: Sequence[vote.Ballot]) -> tuple[Wrong, ...]:
+    return vote.weigh(what, where, ballots).wrong
 
 
 def agreed(ends: Sequence[tuple[int, int]]) -> bool:
