@@ -279,9 +279,9 @@ class Bad(Skip):
 CASES: dict[str, Callable[[], Case]] = {"many": Many, "amp": Amp, "odd": Odd, "skip": Skip, "bad": Bad}
 
 
-def make(name: str) -> Case:
-    """A case with its weights as every worker builds them."""
-    torch.manual_seed(0)
+def make(name: str, seed: int = 0) -> Case:
+    """A case with fresh weights."""
+    torch.manual_seed(seed)
     return CASES[name]()
 
 
@@ -332,9 +332,9 @@ def told(case: Case, step: Any) -> list[Any]:
     return [hashes(case), loss, metrics, float(getattr(case, "norm", 0.0)).hex(), grads]
 
 
-def train(ring: Any, gate: Any, case: str, **_: Any) -> dict[str, Any]:
-    """Run a case through reknit."""
-    c = make(case)
+def train(ring: Any, gate: Any, case: str, seeds: dict[str, int] | None = None, **_: Any) -> dict[str, Any]:
+    """Run a case through reknit; `seeds`: worker -> of its fresh weights, 0 where it is not named."""
+    c = make(case, (seeds or {}).get(ring.id, 0))
     ring.track(**c.objects())
     trail = {}
     nonfinite = {}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import reknit
 from reknit.core.context import Endpoint
-from support.cases import CASES
+from reknit.worker.state import copy_out, describe, load
+from reknit.worker.tracked import Tracked
+from support.cases import CASES, Case, hashes, make
 from support.crews import Crew, alone
 from support.plain import plain
 
@@ -43,21 +48,77 @@ def test_a_world_of_one_has_the_bits_of_plain_torch(case: str, right: dict[str, 
     assert first_difference(of_one(right, case, tmp_path), plain(case)) == ""
 
 
+def lose_one_get_one(crew: Crew) -> list[str]:
+    """w1 dies in its second micro-batch of a step; later w3 receives the state and replays."""
+    crew.start("w0", "w1", "w2", hold={"w1": (1, 1), "w2": (3, 0)})
+    crew.world("w0", "w1", "w2")
+    crew.held("w1")
+    crew.kill("w1")
+    crew.world("w0", "w2")
+    crew.held("w2")
+    crew.start("w3")
+    crew.world("w0", "w2", "w3")
+    crew.go("w2")
+    return ["w0", "w2", "w3"]
+
+
+def spare_takes_over(crew: Crew) -> list[str]:
+    """w2 has no micro-batch until w1 dies."""
+    crew.start("w0", "w1", "w2", hold={"w1": (3, 0)})
+    crew.world("w0", "w1", "w2", w2="spare")
+    crew.held("w1")
+    crew.kill("w1")
+    crew.world("w0", "w2")
+    return ["w0", "w2"]
+
+
+def other_weights_at_first(crew: Crew) -> list[str]:
+    """All states are fresh and w1's is another one: before the first step it receives w0's."""
+    crew.start("w0", "w1", seeds={"w1": 7})
+    crew.world("w0", "w1")
+    return ["w0", "w1"]
+
+
+@pytest.mark.parametrize("history", [lose_one_get_one, spare_takes_over, other_weights_at_first])
 @pytest.mark.parametrize("case", CASES)
-def test_a_crew_that_loses_a_worker_and_gets_one(
-    case: str, right: dict[str, Any], endpoint: Endpoint, tmp_path: Path
+def test_whatever_happens_the_bits_are_those_of_a_world_of_one(
+    case: str, history: Callable[[Crew], list[str]], right: dict[str, Any], endpoint: Endpoint, tmp_path: Path
 ) -> None:
+    expected = of_one(right, case, tmp_path)
     with Crew(endpoint, tmp_path, SCRIPT, case=case) as crew:
-        crew.start("w0", "w1", "w2", hold={"w1": (1, 1), "w2": (3, 0)})
-        crew.world("w0", "w1", "w2")
-        crew.held("w1")
-        crew.kill("w1")
-        crew.world("w0", "w2")
-        crew.held("w2")
-        crew.start("w3")
-        crew.world("w0", "w2", "w3")
-        crew.go("w2")
-        results = crew.finish("w0", "w2", "w3")
+        names = history(crew)
+        results = crew.finish(*names)
     for worker, result in results.items():
-        assert first_difference(result, of_one(right, case, tmp_path)) == "", worker
-    assert len(results["w0"]["trail"]) == len(of_one(right, case, tmp_path)["trail"])
+        assert first_difference(result, expected) == "", worker
+    assert len(results["w0"]["trail"]) == len(expected["trail"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_fits_fresh_objects_at_any_step_and_is_not_touched(case: str) -> None:
+    """Before the first step optimizers have no state, after it they have; both ways, with all groups and options."""
+    c = make(case)
+    with reknit.join() as ring:
+        ring.track(**c.objects())
+        for step in ring.steps(c.dataset, micro_batch=c.micro, slots=c.slots, epochs=c.epochs, seed=3):
+            if step.index in (0, 1, 4):
+                assert_travels(c, make(case, 9))
+                worn = make(case, 9)
+                for p in worn.objects()["model"].parameters():
+                    p.grad = torch.ones_like(p) if p.requires_grad else None
+                for optimizer in (o for o in worn.objects().values() if isinstance(o, torch.optim.Optimizer)):
+                    optimizer.step()
+                assert_travels(c, worn)
+            for batch in step:
+                c.inner(step, batch)
+            c.after(step, ring)
+
+
+def assert_travels(c: Case, other: Case) -> None:
+    """The state of one set of objects, put into another, is the same there and as before here."""
+    before = hashes(c)
+    tracked = Tracked(**c.objects())
+    layout = describe(tracked)
+    memory = bytearray(layout.total)
+    copy_out(tracked, layout, memory)
+    load(Tracked(**other.objects()), layout, memory)
+    assert hashes(other) == before == hashes(c)
