@@ -35,6 +35,7 @@ KINDS = [
     "drain",
     "node-leaves",
     "outage",
+    "unheard",
     "service-restarts",
     "service-forgets",
     "scale",
@@ -60,7 +61,7 @@ def play(houses: int, actions: list[Action], min_nodes: int, max_nodes: int, spa
     for action, who, pause in actions:
         upheaval.act(action, who)
         upheaval.town.run(pause)
-    upheaval.town.muted = False
+    upheaval.town.muted = upheaval.town.lost = False
     upheaval.town.run(20.0)
     upheaval.check()
     worlds = len(upheaval.town.worlds)

@@ -108,6 +108,7 @@ class Upheaval:
         acts: dict[str, Callable[[], object]] = {
             "register": lambda: self.register(name),
             "outage": lambda: self.outage([0.5, 2.0, 10.0][who % 3]),
+            "unheard": lambda: self.unheard([0.02, 0.5, 4.0][who % 3]),
             "service-restarts": self.service_restarts,
             "service-forgets": self.service_forgets,
             "scale": lambda: town.scale(2 + who),
@@ -185,10 +186,10 @@ class Upheaval:
         self.truth.alive.add(life)
         running = WorkerStuck(worker=name, incarnation=body.incarnation, node=body.node, state="R running")
         self.town.later(0.5, lambda: self.town.say(running) and None)
-        if life not in self.town._lives(self.town.world) and life in self.town.houses[0].view.record.endings:
+        if life not in self.town.lives_of(self.town.world) and life in self.town.houses[0].view.record.endings:
             self.come_back(name, body.incarnation)
         elif life not in self.town.holders and life not in self.truth.never:
-            self.town.later(0.05, lambda: self.town._study(body))
+            self.town.later(0.05, lambda: self.town.study(body))
 
     def come_back(self, name: str, incarnation: int) -> None:
         """The process has noticed that a world left it out."""
@@ -220,8 +221,8 @@ class Upheaval:
         """It leaves; out of a ring only when another one that has the state can take its slots."""
         life = self.life(name)
         assert life is not None
-        inside = self.town._lives(self.town.world)
-        if life in inside and not (self.town._teachers() - {life} - self.leaving()):
+        inside = self.town.lives_of(self.town.world)
+        if life in inside and not (self.town.teachers() - {life} - self.leaving()):
             self.town.leaving(name)
             return
         self.truth.polite.add(life)
@@ -251,6 +252,11 @@ class Upheaval:
         self.town.muted = True
         self.town.later(seconds, lambda: setattr(self.town, "muted", False))
 
+    def unheard(self, seconds: float) -> None:
+        """What the services publish is lost for a while."""
+        self.town.lost = True
+        self.town.later(seconds, lambda: setattr(self.town, "lost", False))
+
     def service_restarts(self) -> None:
         anew = self.town.replay()
         assert anew.record == self.town.houses[0].view.record, "the log alone gives the same record"
@@ -264,7 +270,7 @@ class Upheaval:
 
     def say(self, event: Event, id_: str = "", expect_last: int | None = None) -> bool:
         before = self.town.worlds[-1] if self.town.worlds else None
-        teachers = self.town._teachers() & self.truth.alive
+        teachers = self.town.teachers() & self.truth.alive
         if not self._say(event, id_, expect_last):
             return False
         self.shards = shards.see(self.shards, event, len(self.town.log), "")
@@ -274,8 +280,8 @@ class Upheaval:
 
     def look_at(self, world: WorldChanged, before: WorldChanged | None, teachers: set[Life]) -> None:
         """Look at a world that was just appended; `teachers`: who could go on when it was."""
-        now = self.town._lives(world)
-        old = self.town._lives(before) if before else set()
+        now = self.town.lives_of(world)
+        old = self.town.lives_of(before) if before else set()
         record = self.town.houses[0].view.record
         current = {life for life in now if (w := record.workers.get(life[0])) and w.life == life and w.current}
         assert current == now & self.shards.current, "both services know the same of the state"
@@ -295,7 +301,7 @@ class Upheaval:
                 self.town.later(COMES_BACK, lambda n=name, i=incarnation: self.come_back(n, i))
 
     def look_at_change(self, world: WorldChanged, before: WorldChanged, teachers: set[Life]) -> None:
-        now, old = self.town._lives(world), self.town._lives(before)
+        now, old = self.town.lives_of(world), self.town.lives_of(before)
         healthy = teachers - self.truth.doubt
         if healthy:
             assert now & teachers, f"the state is lost, though {healthy} have it"
@@ -314,7 +320,7 @@ class Upheaval:
         self.check_sequence()
         town, truth = self.town, self.truth
         record = town.houses[0].view.record
-        now = town._lives(town.world)
+        now = town.lives_of(town.world)
         assert not now & truth.gone - truth.doubt, f"still a member though gone: {now & truth.gone}"
         assert not [e for _, e, _ in town.log if isinstance(e, JobFinished)]
         going = {w.life for w in record.workers.values() if record.is_leaving(w.member("active"))}
