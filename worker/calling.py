@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from reknit.core.events import CheckpointRestored, Member, WorkerDiverged, WorldChanged
 
-from .exchange import Exchange, Result
+from .exchange import Exchange
 from .identity import Identity
 from .learning import Learner
 from .ledger import Pending
@@ -19,6 +19,7 @@ from .ring.pieces import Piece
 from .ring.roll_call import Decision, Entry
 from .ring.token import circulate
 from .ring.vote import Wrong
+from .work import Result
 
 
 class Caller:

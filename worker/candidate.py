@@ -24,12 +24,13 @@ from reknit.core.events import Member
 
 from . import side
 from .backlog import Limit, of_a_candidate
-from .exchange import Exchange, Result
+from .exchange import Exchange
 from .learning import Fetcher
 from .parts import spread
 from .ring import chain as chains
 from .ring import resend
 from .ring.hello import Hello, Refused
+from .work import Result
 
 _RETRY = 0.1
 _TRIES = 4
@@ -123,8 +124,10 @@ class Candidate:
             if not self._running:
                 self._running = True
                 self._held, self._chain = held, self._shared.chain
+                self._first = 0 if held is None else held + 1
+                self._limit = self._given_limit or of_a_candidate()
                 self._ended = self._gave_up = self._turn = 0
-                self._trouble = []
+                self._trouble, self._unfit = [], False
                 self._thread = threading.Thread(target=self._run, name="candidate", daemon=True)
                 self._thread.start()
             self._now_of(members)

@@ -7,6 +7,7 @@ waits for the other except here, and every wait ends when the world moves or the
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -25,10 +25,11 @@ from reknit.core.events import WorldChanged
 
 from . import side
 from .backlog import Limit, of_a_feed
-from .exchange import Exchange, Result
+from .exchange import Exchange
 from .ring import resend
 from .ring.hello import Hello
 from .ring.listener import Listener
+from .work import Result
 
 _PARTING = 5.0
 """Seconds that a feed which was cut off has to take the rest of the result it is reading."""

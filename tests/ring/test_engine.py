@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.worker.exchange import Result
+from reknit.worker.work import Result
 from support.rings import PretendWorker, Rings, wait_until
 
 SLOTS, TOTAL = 8, 12

@@ -14,9 +14,9 @@ from reknit.core.events import Member
 from reknit.worker import feed as feed_module
 from reknit.worker import side
 from reknit.worker.backlog import Limit
-from reknit.worker.exchange import Result
 from reknit.worker.ring import resend
 from reknit.worker.ring.hello import Hello
+from reknit.worker.work import Result
 from support.feeds import SECRET, Course, Truth
 from support.rings import wait_until
 

@@ -17,7 +17,7 @@ from reknit.core.events import Member, Range, WorldChanged
 from reknit.worker.backlog import Limit
 from reknit.worker.candidate import Candidate
 from reknit.worker.copies import StateCopy, cover
-from reknit.worker.exchange import Apply, Begin, Copy, Exchange, Load, Result
+from reknit.worker.exchange import Exchange
 from reknit.worker.feed import Feeder
 from reknit.worker.ring import chain as chains
 from reknit.worker.ring.control import Settled
@@ -25,6 +25,7 @@ from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
 from reknit.worker.ring.resend import Committed
 from reknit.worker.teaching import Teacher
+from reknit.worker.work import Apply, Begin, Copy, Load, Result
 from support.rings import wait_until
 
 SECRET = "secret"
@@ -314,6 +315,20 @@ class Course:
 
     def follow(self, candidate: PretendCandidate, held: int | None = None) -> None:
         candidate.candidate.follow([m.member for m in self.members.values()], self.generation, held)
+
+    def world_with(self, candidate: PretendCandidate) -> None:
+        """Every member begins to serve a world that has the candidate in it."""
+        self.generation += 1
+        me = Member(worker=candidate.name, incarnation=1, node="c", pid=0, address="127.0.0.1:1")
+        for member in self.members.values():
+            member.feeder.serving(self.world(me))
+
+    def ended(
+        self, candidate: PretendCandidate, generation: int = 0, moved: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """The candidate waits for the end of its feed, as its engine does."""
+        members = [m.member for m in self.members.values()]
+        return candidate.candidate.wait_end(members, generation or self.generation, moved)
 
     def caught_up(self, candidate: PretendCandidate) -> None:
         """Wait until the candidate is where the members are now, with their weights."""
