@@ -229,10 +229,10 @@ def test_a_storm_of_kills_joins_and_evictions_keeps_the_bits(rings, seed):
             before = len(rings.workers[away].registered)
             rings.world([n for n in here if n != away])
             wait_until(
-                lambda away=away, before=before: (
+                lambda away=away, before=before, first=here[0]: (
                     len(rings.workers[away].registered) > before
                     or rings.workers[away].outcome
-                    or rings.workers[here[0]].outcome
+                    or rings.workers[first].outcome
                 ),
                 what="the evicted one registers again",
             )

@@ -15,19 +15,7 @@ import numpy as np
 from reknit.core.events import Member, WorldChanged
 from reknit.worker.copies import StateCopy
 from reknit.worker.engine import Engine
-from reknit.worker.exchange import (
-    Apply,
-    Begin,
-    ComeBack,
-    Compute,
-    Copy,
-    Done,
-    Exchange,
-    Leave,
-    Load,
-    Restore,
-    Verify,
-)
+from reknit.worker.exchange import Exchange
 from reknit.worker.identity import Identity
 from reknit.worker.ports import Memory
 from reknit.worker.ring.listener import Listener
@@ -36,8 +24,9 @@ from reknit.worker.teaching import Teacher
 from reknit.worker.transport.bounds import Bounds
 from reknit.worker.transport.buckets import lay_out, whole_sections
 from reknit.worker.transport.collective import Collective
-from reknit.worker.transport.fixed_point import FixedPoint
 from reknit.worker.transport.gloo import GlooGroup
+from reknit.worker.transport.point import HostPoint
+from reknit.worker.work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Verify
 
 FLOATS = 3000
 SHAPE = Shape(
@@ -117,7 +106,7 @@ class PretendWorker:
         self.thread = threading.Thread(target=self._main, daemon=True)
 
     def _over_gloo(self, bounds: Bounds) -> Collective:
-        point = FixedPoint(lay_out(SHAPE, whole_sections(SHAPE)), self.slots)
+        point = HostPoint(lay_out(SHAPE, whole_sections(SHAPE)), self.slots)
         return Collective(point, bounds, functools.partial(GlooGroup.meet, host="127.0.0.1"), self.shared.moved)
 
     def _arrived(self) -> None:
