@@ -38,6 +38,8 @@ from .view import Life, Record, Sight, node_key
 
 EARS = 0.75
 """Seconds without any heartbeat of anybody after which the fault is ours: three intervals."""
+CUT_OFF = 60.0
+"""Seconds without any heartbeat of anybody until they are taken for gone after all, if nothing else speaks for them."""
 NEW_MEMBER = Window(0.0, expected=1.0)
 """A member that was never heard: its first heartbeat may take a second or two."""
 
@@ -47,11 +49,23 @@ def is_deaf(sight: Sight, now: float) -> bool:
     return now - sight.heard > EARS
 
 
+def is_cut_off(sight: Sight, now: float) -> bool:
+    """True if nobody at all is heard, and not for so long yet that all of them may be gone.
+
+    A broker that is cut off together with us says of everybody that the connection ended, and nobody answers a dial:
+    two kinds of evidence that are one fault, ours.
+    """
+    return is_deaf(sight, now) and now - sight.heard < CUT_OFF
+
+
 def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: float) -> Sight:
     """Fold one heartbeat in; the most frequent input by far, so each mapping is copied once at most."""
     # Hearing again after a silence of all: those that are still on their way back get the time to come.
-    streams = _anchored(sight, now) if is_deaf(sight, now) else sight.streams
-    pulses, working, disconnected = sight.pulses, sight.working, sight.disconnected
+    pulses, working, disconnected, noticed = sight.pulses, sight.working, sight.disconnected, sight.noticed
+    streams = sight.streams
+    if is_deaf(sight, now):
+        streams, disconnected = _anchored(sight, now), {}
+        noticed = {k: at for k, at in noticed.items() if k[0] != "unreachable"}
     key = ""
     if isinstance(pulse, NodePulse):
         key = node_key(pulse.node)
@@ -64,7 +78,13 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
     if key in disconnected:
         disconnected = {k: at for k, at in disconnected.items() if k != key}
     return dataclasses.replace(
-        sight, heard=now, streams=streams, pulses=pulses, working=working, disconnected=disconnected
+        sight,
+        heard=now,
+        streams=streams,
+        pulses=pulses,
+        working=working,
+        disconnected=disconnected,
+        noticed=noticed,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from reknit.core.events import Evidence, Member, WorkerPulse
 
 from .evidence import is_proof, observe
-from .hearing import is_silent, is_slow, node_is_gone, phi_of, spoke_since
+from .hearing import is_cut_off, is_silent, is_slow, node_is_gone, phi_of, spoke_since
 from .view import Record, Sight, Worker
 
 LEAST_WAIT = 1.0
@@ -95,9 +95,9 @@ def _about(record: Record, sight: Sight, member: Member, queue: Queue, now: floa
     if worker is None or worker.incarnation != member.incarnation:
         return ()
     found: list[Evidence | None] = [
-        _disconnect(sight, member),
+        _disconnect(sight, member, now),
         _heartbeat(sight, member, now),
-        _unreachable(record, sight, worker),
+        _unreachable(record, sight, worker, now),
         *_ring(record, sight, member),
         _frozen(record, sight, worker),
         _progress(record, sight, member, queue, now),
@@ -105,8 +105,8 @@ def _about(record: Record, sight: Sight, member: Member, queue: Queue, now: floa
     return tuple(e for e in found if e is not None)
 
 
-def _disconnect(sight: Sight, member: Member) -> Evidence | None:
-    if member.worker not in sight.disconnected:
+def _disconnect(sight: Sight, member: Member, now: float) -> Evidence | None:
+    if member.worker not in sight.disconnected or is_cut_off(sight, now):
         return None
     return observe("disconnect", member.worker, "broker", "its connection to the broker ended")
 
@@ -119,9 +119,11 @@ def _heartbeat(sight: Sight, member: Member, now: float) -> Evidence | None:
     return observe("heartbeat", member.worker, "membership", f"no heartbeat for {silence:.1f} s (phi {phi:.0f})")
 
 
-def _unreachable(record: Record, sight: Sight, worker: Worker) -> Evidence | None:
+def _unreachable(record: Record, sight: Sight, worker: Worker, now: float) -> Evidence | None:
     at = sight.noticed.get(("unreachable", worker.worker))
-    if not worker.unreachable or at is None or spoke_since(record, sight, worker.worker, at):
+    if at is None or is_cut_off(sight, now):
+        return None
+    if not worker.unreachable or spoke_since(record, sight, worker.worker, at):
         return None
     detail = f"{worker.address} does not answer ({worker.unreachable})"
     return observe("unreachable", worker.worker, "membership", detail)

@@ -59,6 +59,54 @@ def test_a_broker_that_drops_everybody_makes_us_dial_and_evict_nobody() -> None:
     assert len({d.worker for d in town.dials}) == len(NAMES)
 
 
+@pytest.mark.parametrize("back_after", [3.0, 20.0])
+def test_a_broker_that_is_cut_off_with_us_evicts_nobody(back_after: float) -> None:
+    """It drops everybody's connection, and nobody answers a dial: two kinds of evidence, and one fault that is ours."""
+    town = town_of_four()
+    town.muted = True
+    for body in town.bodies.values():
+        body.dial = "silent"
+    town.run(2.0)
+    for body in town.bodies.values():
+        town.disconnect(body.client_id)
+    town.run(back_after)
+    assert len(town.dials) >= len(NAMES)
+    town.muted = False
+    for i, (name, body) in enumerate(town.bodies.items()):
+        body.dial, body.beats = "open", False
+        town.later(0.1 * i, lambda name=name: setattr(town.bodies[name], "beats", True))
+    town.run(10.0)
+    assert len(town.worlds) == 1
+
+
+def test_who_does_not_come_back_from_it_is_found_all_the_same() -> None:
+    town = town_of_four()
+    town.muted = True
+    for body in town.bodies.values():
+        body.dial = "silent"
+        town.disconnect(body.client_id)
+    town.run(5.0)
+    town.muted = False
+    town.bodies["c-0"].beats = False
+    for name in NAMES:
+        if name != "c-0":
+            town.bodies[name].dial = "open"
+    assert town.until(lambda: "c-0" not in town.members) < 4.0
+    assert len(town.members) == len(NAMES) - 1
+
+
+def test_when_all_hosts_are_gone_for_a_minute_they_are_given_up() -> None:
+    town = town_of_four()
+    town.muted = True
+    for body in town.bodies.values():
+        body.dial = "silent"
+        town.disconnect(body.client_id)
+    town.run(50.0)
+    assert len(town.worlds) == 1
+    town.run(20.0)
+    assert town.world.status == "paused"
+
+
 def test_a_death_during_the_outage_is_found_when_the_log_is_heard() -> None:
     town = town_of_four()
     town.muted = True
