@@ -196,17 +196,22 @@ class Training:
 
     def begin(self) -> None:
         """Start everything and wait until all workers train together."""
-        self.up = self._start(PLANE, "up", "--foreground", "--host", self.hosts.hosts[PLANE].address)
-        endpoint = self._home(PLANE) / "up" / "endpoint.json"
-        until((self._home(PLANE) / "up" / "up.json").exists, "the control plane", START)
+        self.start_plane()
         secret = self.place.folder / "secret"
         secret.write_text("a secret of this test\n")
         secret.chmod(0o600)
-        self._entry = ("--nats", str(endpoint), "--secret-file", str(secret))
+        self._entry = ("--nats", str(self._home(PLANE) / "up" / "endpoint.json"), "--secret-file", str(secret))
         for node in self.nodes:
             self.start_node(node)
+        until(self.steps, f"the first step\n{self.told()}", START)
         self.until_trains(self.everybody, within=START)
-        self.event("world.changed")
+
+    def start_plane(self) -> None:
+        """Start broker and services, on the port that they had before, and wait until they answer."""
+        up = self._home(PLANE) / "up" / "up.json"
+        up.unlink(missing_ok=True)
+        self.up = self._start(PLANE, "up", "--foreground", "--host", self.hosts.hosts[PLANE].address)
+        until(up.exists, "the control plane", START)
 
     @property
     def everybody(self) -> set[str]:
@@ -256,15 +261,20 @@ class Training:
         """All steps completed so far."""
         return self._notes.read()
 
-    def trains(self, since: float | None = None) -> set[str]:
-        """Workers that computed a part of their last step, all in the newest world that any of them is in."""
+    def trains(self, since: float) -> set[str]:
+        """Members of the newest running world that computed a part of their last step, in that world."""
         newest: dict[str, Step] = {}
         for step in self.steps():
             if step.worker not in newest or step.time >= newest[step.worker].time:
                 newest[step.worker] = step
-        generation = max((s.generation for s in newest.values()), default=0)
-        least = self.now() - 5.0 if since is None else since
-        return {w for w, s in newest.items() if s.generation == generation and s.slots and s.time > least}
+        worlds = self.worlds()
+        if not worlds:
+            return set()
+        generation, members = worlds[-1]["generation"], {m["worker"] for m in worlds[-1]["members"]}
+        # (who has just come back may have computed slots that were never used, of the step that it was left out of)
+        return {
+            w for w, s in newest.items() if w in members and s.generation == generation and s.slots and s.time > since
+        }
 
     def until_trains(self, workers: Collection[str], since: float | None = None, within: float = MEND) -> None:
         """Wait until exactly these workers train together."""
@@ -313,7 +323,8 @@ class Training:
 
     def events(self, kind: str, since: float = 0.0) -> list[dict[str, Any]]:
         """Events of a kind as the log has them, followed by `reknit events` on the control plane's own host."""
-        if self._events is None:
+        if self._events is None or self._events.process.poll() is not None:
+            # (it ends with its broker's host, and reads the log from its beginning again)
             self._events = self._start(PLANE, "events", "--job", JOB, "--follow", "--json")
         return [
             row["event"] | {"at": row["time"]}
@@ -332,15 +343,15 @@ class Training:
         except AssertionError:
             raise AssertionError(f"no {kind} with {fields}\n{self.told()}") from None
 
+    def worlds(self) -> list[dict[str, Any]]:
+        """All running worlds."""
+        return [e for e in self.events("world.changed") if e["status"] == "running"]
+
     def world(self) -> dict[str, Any]:
         """The newest running world, not older than one in which a step has been completed."""
         generation = self.generation(self.now())
-
-        def newest() -> list[dict[str, Any]]:
-            worlds = [e for e in self.events("world.changed") if e["status"] == "running"]
-            return worlds[-1:] if worlds and worlds[-1]["generation"] >= generation else []
-
-        return until(newest, f"world {generation} in the log")[0]
+        newest = until(lambda: [w for w in self.worlds() if w["generation"] >= generation], f"world {generation}")
+        return newest[-1]
 
     def ring(self) -> list[str]:
         """Workers of the newest running world, in ring order."""
@@ -348,6 +359,7 @@ class Training:
 
     def evicted(self, since: float) -> set[str]:
         """Workers that some world since then was made without."""
+        self.world()
         return {w for e in self.events("world.changed", since) for w in e["removed"]}
 
     # ------------------------------------------------------------------------------------------------- end
