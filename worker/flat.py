@@ -92,8 +92,9 @@ class Flat:
         self.shape = Shape(tuple(s for s in sections if s.end > s.start))
         self._bounds = (end4, end8, end8 + raw)
         self._cache: OrderedDict[int, _Views] = OrderedDict()
-        self._out4 = torch.empty(self._f4_values)
-        self._out8 = torch.empty(self._f8_values, dtype=torch.float64)
+        self._gpus = sorted({t.device for t in (*self._parameters, *present) if t.device.type == "cuda"}, key=str)
+        self._out4 = torch.empty(self._f4_values, pin_memory=bool(self._gpus))
+        self._out8 = torch.empty(self._f8_values, dtype=torch.float64, pin_memory=bool(self._gpus))
         self._grads = self._make_grads()
 
     @property
@@ -172,12 +173,13 @@ class Flat:
         if empty:
             torch._foreach_zero_(empty)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources, non_blocking=bool(self._gpus))
         for number, (now, then, view) in enumerate(
             zip(self._buffers(), self._committed, views.buffers, strict=True), len(self._parameters)
         ):
             counts[number] = float(not torch.equal(now, then))
-            view.copy_(_real(now))
+            view.copy_(_real(now), non_blocking=bool(self._gpus))
+        self._arrive()
         if weight != 1.0:
             views.f4[: self._f4_values].mul_(weight)
             views.f8[: self._f8_values].mul_(weight)
@@ -198,6 +200,7 @@ class Flat:
             samples: samples of the step.
             micro_batch: samples of a full slot.
         """
+        self._arrive()  # a GPU may still read the last step's means
         views = self._views(result)
         counts = views.counts.tolist()
         taken = float(views.taken[0]) or samples
@@ -212,11 +215,17 @@ class Flat:
                 parameter.grad = None
                 continue
             if grad is not source:
-                (torch.view_as_real(grad) if grad.is_complex() else grad).copy_(source)
+                target = torch.view_as_real(grad) if grad.is_complex() else grad
+                target.copy_(source, non_blocking=bool(self._gpus))
             parameter.grad = grad
         self.restore_buffers()
         self._apply_buffers(views, counts[len(self._parameters) :])
         return self.summary(result)
+
+    def _arrive(self) -> None:
+        """Wait until what was copied from and to GPUs is there; buffers are page-locked, so that it need not block."""
+        for device in self._gpus:
+            torch.cuda.current_stream(device).synchronize()
 
     def _apply_buffers(self, views: _Views, counts: list[float]) -> None:
         at4 = at8 = 0

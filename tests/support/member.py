@@ -70,11 +70,11 @@ class Member:
 
     def meet_and_freeze(self) -> None:
         """Tell the others an address, and then do nothing more: as one that is stopped just there."""
-        maker = gloo._Maker(self.rank, self.size, "127.0.0.1", self.watch.ring)
-        maker.start()
-        self.watch.until(lambda: maker.meeting.offer is not None)
-        circulate(self.rank, self.size, *self.links, maker.meeting.offer)
-        self.kept.append(maker)
+        making = gloo.making(self.rank, self.size, "127.0.0.1", self.watch.ring)
+        making.start()
+        self.watch.until(lambda: making.meeting.offer is not None)
+        circulate(self.rank, self.size, *self.links, [[k, v] for k, v in making.meeting.offer.items()])
+        self.kept.append(making)
 
     def sum(self, count: int, times: int = 1) -> int:
         """All-reduce integers of value rank+1; the first element."""

@@ -69,18 +69,30 @@ class Lanes:
     coverage: int
     count: int
 
+    def gaps(self) -> list[tuple[int, int]]:
+        """Bytes that lie in no bucket and no raw section, but for those at the end."""
+        taken = sorted([(b.start, b.end) for b in self.buckets] + [(s.start, s.end) for s, _ in self.raw])
+        gaps, at = [], 0
+        for start, end in taken:
+            if start > at:
+                gaps.append((at, start))
+            at = end
+        return gaps
+
 
 def whole_sections(shape: Shape) -> tuple[Section, ...]:
     """The coarsest buckets: one a section."""
     return tuple(s for s in shape.sections if s.dtype != "raw")
 
 
-def lay_out(shape: Shape, buckets: Sequence[Section]) -> Lanes:
+def lay_out(shape: Shape, buckets: Sequence[Section], block: int = BLOCK, small: int = SMALL) -> Lanes:
     """Cut the buckets of a flat buffer into blocks and give each its lanes.
 
     Args:
         shape: of the flat buffer, without anything that a transport appends to it.
         buckets: sections of dtype f4 or f8 in flat order, each within a section of the shape; empty ones are left out.
+        block: elements of a block at most.
+        small: buckets of fewer elements share a block.
 
     Raises:
         ValueError: buckets overlap, are out of order or reach beyond their section; raw bytes are no multiple of 8.
@@ -91,15 +103,15 @@ def lay_out(shape: Shape, buckets: Sequence[Section]) -> Lanes:
     lane = 0
     number = 0
     while number < len(kept):
-        last = _together(kept, number)
+        last = _together(kept, number, block, small)
         bucket, width = kept[number], _WIDTH[kept[number].dtype]
         end = kept[last - 1].end
-        for start in range(bucket.start, end, BLOCK * width):
-            stop = min(start + BLOCK * width, end)
+        for start in range(bucket.start, end, block * width):
+            stop = min(start + block * width, end)
             offsets = tuple((b.start - start) // width for b in kept[number:last]) if last > number + 1 else (0,)
-            block = Block(_dtype(bucket), start, stop, number, last, offsets, lane)
-            blocks.append(block)
-            lane += block.count * (2 if block.dtype == "f8" else 1)
+            made = Block(_dtype(bucket), start, stop, number, last, offsets, lane)
+            blocks.append(made)
+            lane += made.count * (2 if made.dtype == "f8" else 1)
         number = last
     raw = []
     for section in shape.sections:
@@ -111,18 +123,18 @@ def lay_out(shape: Shape, buckets: Sequence[Section]) -> Lanes:
     return Lanes(kept, tuple(blocks), tuple(raw), lane, lane + 1)
 
 
-def _together(buckets: Sequence[Section], first: int) -> int:
+def _together(buckets: Sequence[Section], first: int, block: int, small: int) -> int:
     """End of the run of small buckets that lie side by side from `first` on and fit into one block."""
     width = _WIDTH[buckets[first].dtype]
-    if buckets[first].end - buckets[first].start >= SMALL * width:
+    if buckets[first].end - buckets[first].start >= small * width:
         return first + 1
     last = first + 1
     while (
         last < len(buckets)
         and buckets[last].dtype == buckets[first].dtype
         and buckets[last].start == buckets[last - 1].end
-        and buckets[last].end - buckets[last].start < SMALL * width
-        and buckets[last].end - buckets[first].start <= BLOCK * width
+        and buckets[last].end - buckets[last].start < small * width
+        and buckets[last].end - buckets[first].start <= block * width
     ):
         last += 1
     return last

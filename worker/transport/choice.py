@@ -11,11 +11,14 @@ import torch.distributed as dist
 from reknit.core.errors import UsageError
 from reknit.worker.ring.pieces import Buffer, Section, Shape
 
+from . import device_point, nccl
 from .bounds import Bounds
 from .buckets import lay_out
-from .collective import Collective
-from .fixed_point import FixedPoint
+from .collective import Collective, Meet
+from .device_point import DevicePoint
 from .gloo import GlooGroup
+from .pinned import fitting
+from .point import HostPoint, Point
 from .port import Tcp, Transport
 
 NAMES = ("tcp", "gloo", "nccl")
@@ -42,11 +45,13 @@ class Choice:
     def __init__(
         self, name: str, shape: Shape, buckets: Sequence[Section], slots: int, parameters: Iterable[torch.Tensor]
     ) -> None:
+        tensors = list(parameters)
         self.name = name
-        self.device = check(name, parameters)
+        self.device = check(name, tensors)
         self.bounds = Bounds(shape, buckets) if name != "tcp" else None
-        self.shape = self.bounds.shape if self.bounds is not None else shape
-        self._lanes = lay_out(shape, buckets)
+        whole = self.bounds.shape if self.bounds is not None else shape
+        self.shape = fitting(whole, {t.device.type for t in tensors})
+        self._layout = shape, buckets
         self._slots = slots
 
     def applied(self, result: Buffer) -> None:
@@ -63,9 +68,16 @@ class Choice:
         """
         if self.bounds is None:
             return Tcp()
-        return Collective(
-            FixedPoint(self._lanes, self._slots), self.bounds, functools.partial(GlooGroup.meet, host=host), moved
-        )
+        shape, buckets = self._layout
+        if self.name == "nccl":
+            nccl.prepare()
+            lanes = lay_out(shape, buckets, device_point.BLOCK, device_point.BLOCK)
+            point: Point = DevicePoint(lanes, self._slots, self.device)
+            meet: Meet = functools.partial(nccl.NcclGroup.meet, device=self.device)
+        else:
+            point = HostPoint(lay_out(shape, buckets), self._slots)
+            meet = functools.partial(GlooGroup.meet, host=host)
+        return Collective(point, self.bounds, meet, moved)
 
 
 def check(name: str, parameters: Iterable[torch.Tensor]) -> torch.device:

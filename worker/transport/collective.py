@@ -23,9 +23,10 @@ from reknit.worker.ring.reduction import Reduction
 from reknit.worker.ring.vote import Diverged
 
 from .bounds import Bounds
-from .fixed_point import Extent, FixedPoint
+from .fixed_point import Extent
 from .group import CollectiveFailed, Group
 from .largest import over_all
+from .point import Point
 from .scale import Exponents, rule, unknown
 from .watch import Watch
 
@@ -56,7 +57,7 @@ class Collective:
         moved: True once a newer world exists.
     """
 
-    def __init__(self, point: FixedPoint, bounds: Bounds, meet: Meet, moved: Callable[[], bool]) -> None:
+    def __init__(self, point: Point, bounds: Bounds, meet: Meet, moved: Callable[[], bool]) -> None:
         self._point = point
         self._bounds = bounds
         self._meet = meet
@@ -72,7 +73,8 @@ class Collective:
         """See `port.Transport`."""
         try:
             self._enter(work)
-            extent = self._sum(work)
+            with self._point.at_work():
+                extent = self._sum(work)
         except CollectiveFailed as failed:
             self._explain(failed)
             raise AssertionError from failed  # it raises
@@ -94,28 +96,27 @@ class Collective:
         expected, extent = self._tell(work, expected, extent)
         ruling = rule(lanes.buckets, expected, extent.seen)
         point.count_again(own, ruling, extent.special)
-        codes = point.specials(own, extent.special)
+        codes = point.codes(own, extent.special)
         under_way = [(last, self._start(part)) for last, part in self._parts()]
         begun = 0
         for last, finish in under_way:
             finish()
             point.write(work.result, ruling.bounds, begun, last)
             begun = last
-        if point.total[lanes.coverage] != work.slots:
+        if point.covered() != work.slots:
             raise LinkBroken(
                 "previous",
-                f"protocol: step {work.step} was added up over {point.total[lanes.coverage]} slots, not {work.slots}",
+                f"protocol: step {work.step} was added up over {point.covered()} slots, not {work.slots}",
             )
-        point.write_rest(work.result)
         if len(codes):
-            self._start(torch.from_numpy(codes))()
-            point.write_specials(work.result, extent.special, codes)
+            self._start(codes)()
+        point.write_rest(work.result, extent.special, codes)
         self._bounds.write(work.result, ruling.following)
         return extent
 
     def _parts(self) -> list[tuple[int, torch.Tensor]]:
         """The lanes in parts of about `CHUNK`, each with the number of the first block after it."""
-        lanes, whole = self._point.lanes, torch.from_numpy(self._point.total)
+        lanes, whole = self._point.lanes, self._point.integers
         parts, start = [], 0
         for number, block in enumerate(lanes.blocks):
             if block.lane - start >= CHUNK:
@@ -149,7 +150,7 @@ class Collective:
         work = group.start(tensor, watch.ring)
 
         def finish() -> None:
-            watch.until(lambda: work.done)
+            watch.until(lambda: work.done, pace=group.pace)
             work.check()
 
         return finish
@@ -163,7 +164,7 @@ class Collective:
         self._leave()
         self._bury(0.0)
         if self._left:
-            self._point.replace_total()  # some collective given up may still write to it
+            self._point.renew()  # some collective given up may still write to it
         self._previous = work.previous
         if work.previous is None or work.following is None:
             return
@@ -180,6 +181,7 @@ class Collective:
         if self._watch is not None:
             self._watch.close()
         self._group = self._watch = self._previous = None
+        self._point.quiet()
 
     def _explain(self, failed: CollectiveFailed) -> None:
         """A collective failed because some member is gone, not always a neighbour: the links or the world tell who.

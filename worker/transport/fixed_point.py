@@ -29,6 +29,8 @@ from .buckets import BLOCK, Block, Lanes
 from .scale import Exponents, Ruling
 
 Integers = npt.NDArray[np.int64]
+Counted = npt.NDArray[np.int32]
+"""A small number for each bucket."""
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 _NAN, _PLUS, _MINUS = 1, 1 << 21, 1 << 42
@@ -45,7 +47,7 @@ class Extent:
     """
 
     seen: Exponents
-    special: npt.NDArray[np.int32]
+    special: Counted
 
 
 class FixedPoint:
@@ -64,7 +66,7 @@ class FixedPoint:
         self._floats: dict[str, Floats] = {"f4": np.empty(BLOCK, np.float32), "f8": np.empty(BLOCK, np.float64)}
         self._rest = np.empty(BLOCK, np.float64)
         self._integers = np.empty(BLOCK, np.int64)
-        self._gaps = _gaps(lanes)
+        self._gaps = lanes.gaps()
 
     def replace_total(self) -> None:
         """Take a new array for the lanes: somebody may still write to the old one."""
@@ -85,7 +87,7 @@ class FixedPoint:
         largest = np.zeros(len(lanes.buckets))
         special = np.zeros(len(lanes.buckets), dtype=np.int32)
         limits = np.ldexp(1.0, bounds)
-        factors = _Factors(scale.powers(lanes.buckets, bounds, self._slots), 1)
+        factors = Factors(scale.powers(lanes.buckets, bounds, self._slots), 1)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for block in lanes.blocks:
                 fresh = True
@@ -106,11 +108,11 @@ class FixedPoint:
         self.total[lanes.coverage] = covered
         return Extent(scale.exponents(largest), special)
 
-    def count_again(self, own: Sequence[Buffer], ruling: Ruling, special: npt.NDArray[np.int32]) -> None:
+    def count_again(self, own: Sequence[Buffer], ruling: Ruling, special: Counted) -> None:
         """Count the buckets that `ruling` names once more, with the bounds that hold."""
         if not own or not ruling.again.any():
             return
-        factors = _Factors(scale.powers(self.lanes.buckets, ruling.bounds, self._slots), 1)
+        factors = Factors(scale.powers(self.lanes.buckets, ruling.bounds, self._slots), 1)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for block in self.lanes.blocks:
                 if not ruling.again[block.first : block.last].any():
@@ -118,7 +120,7 @@ class FixedPoint:
                 for number, slot in enumerate(own):
                     self._add(_finite(_elements(slot, block), block, special), block, factors, fresh=number == 0)
 
-    def specials(self, own: Sequence[Buffer], special: npt.NDArray[np.int32]) -> Integers:
+    def specials(self, own: Sequence[Buffer], special: Counted) -> Integers:
         """Codes of what is not finite, one an element of each block that has a bucket named in `special`, in order."""
         named = self._named(special)
         codes = np.zeros(sum(block.count for block in named), dtype=np.int64)
@@ -131,14 +133,14 @@ class FixedPoint:
                 place += np.isnan(elements) * _NAN + (elements == np.inf) * _PLUS + (elements == -np.inf) * _MINUS
         return codes
 
-    def _named(self, special: npt.NDArray[np.int32]) -> list[Block]:
+    def _named(self, special: Counted) -> list[Block]:
         return [b for b in self.lanes.blocks if special[b.first : b.last].any()]
 
     def _lanes_of(self, block: Block) -> Integers:
         width = 2 if block.dtype == "f8" else 1
         return self.total[block.lane : block.lane + width * block.count]
 
-    def _add(self, elements: Floats, block: Block, factors: _Factors, *, fresh: bool) -> None:
+    def _add(self, elements: Floats, block: Block, factors: Factors, *, fresh: bool) -> None:
         n = block.count
         lanes = self._lanes_of(block)
         scaled = self._floats[block.dtype][:n]
@@ -170,7 +172,7 @@ class FixedPoint:
 
     def write(self, result: Buffer, bounds: Exponents, first: int = 0, last: int | None = None) -> None:
         """Write the sums of blocks `[first, last)` into a flat buffer, from lanes that hold everybody's counts."""
-        factors = _Factors(scale.powers(self.lanes.buckets, bounds, self._slots), -1)
+        factors = Factors(scale.powers(self.lanes.buckets, bounds, self._slots), -1)
         with np.errstate(over="ignore", under="ignore"):
             for block in self.lanes.blocks[first:last]:
                 place = _elements(result, block)
@@ -188,7 +190,7 @@ class FixedPoint:
         for start, end in self._gaps:
             result[start:end] = 0
 
-    def write_specials(self, result: Buffer, special: npt.NDArray[np.int32], codes: Integers) -> None:
+    def write_specials(self, result: Buffer, special: Counted, codes: Integers) -> None:
         """Put NaN and infinities where some slot had them; `codes` are everybody's, added up."""
         at = 0
         for block in self._named(special):
@@ -201,14 +203,18 @@ class FixedPoint:
             place[(nan > 0) | ((plus > 0) & (minus > 0))] = np.nan
 
 
-class _Factors:
-    """2**power of every bucket, as two factors: 2**149 alone is no float, 2**-149 alone no normal one."""
+class Factors:
+    """2**power of every bucket, as two factors: 2**149 alone is no float, 2**-149 alone no normal one.
+
+    Attributes:
+        of_format: by format, the two factors of each bucket.
+    """
 
     def __init__(self, powers: Exponents, sign: int) -> None:
         second = np.where(np.abs(powers) > 126, powers - powers // 2, 0)
         one = np.ldexp(1.0, sign * (powers - second)), np.ldexp(1.0, sign * second)
         with np.errstate(over="ignore"):  # those of f8 buckets, which nobody asks for
-            self._factors: dict[str, tuple[Any, Any]] = {
+            self.of_format: dict[str, tuple[Any, Any]] = {
                 "f4": (one[0].astype(np.float32), one[1].astype(np.float32)),
                 "f8": one,
             }
@@ -221,7 +227,7 @@ class _Factors:
 
     def of(self, block: Block, number: int) -> Floats | np.float32 | np.float64:
         """A factor for each element of a block; a single number if the block lies in one bucket."""
-        factors = self._factors[block.dtype][number]
+        factors = self.of_format[block.dtype][number]
         if block.last == block.first + 1:
             one: np.float32 | np.float64 = factors[block.first]
             return one
@@ -239,7 +245,7 @@ def _measure(
     block: Block,
     limits: npt.NDArray[np.float64],
     largest: npt.NDArray[np.float64],
-    special: npt.NDArray[np.int32],
+    special: Counted,
 ) -> bool:
     """Note the largest finite element of each bucket, and where there is something else; True if all may be counted."""
     buckets = slice(block.first, block.last)
@@ -260,7 +266,7 @@ def _measure(
     return True  # one small bucket that does not fit spoils only its own lanes, and they are counted again
 
 
-def _finite(elements: Floats, block: Block, special: npt.NDArray[np.int32]) -> Floats:
+def _finite(elements: Floats, block: Block, special: Counted) -> Floats:
     """The elements, with zeros for what is not finite."""
     if not special[block.first : block.last].any():
         return elements
@@ -285,14 +291,3 @@ def _rounded(high: Integers, lowly: Integers, low: int) -> npt.NDArray[np.float6
     odd = np.where((lost != 0) & (bits & 1 == 0), bits + step, bits)
     rounded: npt.NDArray[np.float64] = head + odd.view(np.float64)
     return rounded
-
-
-def _gaps(lanes: Lanes) -> list[tuple[int, int]]:
-    """Bytes between the buckets and raw sections."""
-    taken = sorted([(b.start, b.end) for b in lanes.buckets] + [(s.start, s.end) for s, _ in lanes.raw])
-    gaps, at = [], 0
-    for start, end in taken:
-        if start > at:
-            gaps.append((at, start))
-        at = end
-    return gaps

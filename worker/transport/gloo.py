@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
 from reknit.worker.ring.link import Link
-from reknit.worker.ring.token import circulate
 
 from .group import CollectiveFailed
+from .making import Making, first_line
 from .meeting import Meeting
 from .sockets import shut_down
 from .watch import Watch
@@ -31,78 +31,58 @@ but gloo now and then forgets to wake one that is about to send (seen in `Unboun
 _THREADS = 2
 _AGAIN = 0.05
 
-_Process: Any = dist.ProcessGroupGloo  # its stub lacks half of what it has
+_Process: Any = getattr(dist, "ProcessGroupGloo", None)  # its stub lacks half of what it has
 
 
 class _Work:
-    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
         self.future = work.get_future()
         self.tensor = tensor  # gloo writes to it: it lives as long as this
         self._work = work
 
     @property
     def done(self) -> bool:
-        return self.future.done()
+        return bool(self.future.done())
 
     def check(self) -> None:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise CollectiveFailed(_first_line(error)) from error
+            raise CollectiveFailed(first_line(error)) from error
 
 
-class _Maker(threading.Thread):
-    """Makes the group on a thread of its own: gloo's constructor blocks until all members are connected."""
+def making(rank: int, size: int, host: str, wake: Callable[[], None]) -> Making:
+    """What makes the group; gloo listens at `host`."""
 
-    def __init__(self, rank: int, size: int, host: str, wake: Callable[[], None]) -> None:
-        super().__init__(name="gloo-make", daemon=True)
-        self.meeting = Meeting(rank, size, wake)
-        self.made: Any = None
-        self.error: Exception | None = None
-        self.over = False
-        self._rank, self._size, self._host, self._wake = rank, size, host, wake
+    def make(store: Meeting) -> Any:
+        options = _Process._Options()  # noqa: SLF001 - torch itself makes groups with it
+        options._devices = [_Process.create_device(hostname=host, lazy_init=False)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=CONNECTING)  # noqa: SLF001
+        options._threads = _THREADS  # noqa: SLF001
+        return _Process(store, rank, size, options)
 
-    def run(self) -> None:
-        try:
-            options = _Process._Options()  # noqa: SLF001 - torch itself makes groups with it
-            options._devices = [_Process.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
-            options._timeout = timedelta(seconds=CONNECTING)  # noqa: SLF001
-            options._threads = _THREADS  # noqa: SLF001
-            self.made = _Process(self.meeting, self._rank, self._size, options)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told to the thread that waits
-            self.error = error
-        self.over = True
-        self._wake()
+    return Making(make, "gloo-make", wake)
 
 
 class GlooGroup:
     """See `group.Group`. Made by `meet`.
 
     Args:
-        maker: has made the group, or is still at it: then it is only good for `close`.
-        addresses: what the members told each other, in order of rank; () if they did not come to that.
+        making: has made the group, or is still at it: then it is only good for `close`.
         rank: this member.
     """
 
-    def __init__(self, maker: _Maker, addresses: Sequence[bytes], rank: int) -> None:
-        self._maker: _Maker | None = maker
-        self._addresses = addresses
+    pace = 0.05  # every work rings the bell
+
+    def __init__(self, making: Making, rank: int) -> None:
+        self._making = making
         self._rank = rank
         self._under_way: list[_Work] = []
         self._closing: threading.Thread | None = None
 
     @classmethod
-    def meet(
-        cls,
-        rank: int,
-        size: int,
-        host: str,
-        *,
-        previous: Link,
-        following: Link,
-        watch: Watch,
-    ) -> GlooGroup:
-        """Make the group with all members of the ring; each calls this at the same point of what it sends.
+    def meet(cls, rank: int, size: int, host: str, *, previous: Link, following: Link, watch: Watch) -> GlooGroup:
+        """Make the group with all members of the ring.
 
         Args:
             rank: place in the ring.
@@ -116,20 +96,11 @@ class GlooGroup:
             LinkBroken: a neighbour is gone.
             WorldMoved: a newer world arrived meanwhile.
             CollectiveFailed: the members did not come together.
+            Unusable: gloo does not start here.
         """
-        maker = _Maker(rank, size, host, watch.ring)
-        maker.start()
-        group = cls(maker, (), rank)
+        group = cls(making(rank, size, host, watch.ring), rank)
         try:
-            watch.until(lambda: maker.meeting.offer is not None or maker.over)
-            # who could not even offer an address says so, or the others would wait for it
-            group._addresses = circulate(rank, size, previous, following, maker.meeting.offer or b"")
-            if not all(group._addresses):
-                raise CollectiveFailed(f"gloo does not start here or at a peer: {_first_line(maker.error)}")
-            maker.meeting.answer(group._addresses)
-            watch.until(lambda: maker.over)
-            if maker.made is None:
-                raise CollectiveFailed(f"gloo: {_first_line(maker.error)}")
+            group._making.together(rank, size, previous=previous, following=following, watch=watch)
         except BaseException:
             group.close()
             raise
@@ -137,15 +108,15 @@ class GlooGroup:
 
     def start(self, tensor: torch.Tensor, wake: Callable[[], None]) -> _Work:
         """See `group.Group`."""
-        if self._maker is None or self._maker.made is None:
+        if self._closing is not None:
             raise CollectiveFailed("the group is closed")
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.SUM)
         options.timeout = timedelta(seconds=PATIENCE)
         try:
-            work = _Work(self._maker.made.allreduce([tensor], options), tensor)
+            work = _Work(self._making.made.allreduce([tensor], options), tensor)
         except RuntimeError as error:
-            raise CollectiveFailed(_first_line(error)) from error
+            raise CollectiveFailed(first_line(error)) from error
         self._under_way = [w for w in self._under_way if not w.done]
         self._under_way.append(work)
         work.future.add_done_callback(lambda _: wake())
@@ -158,34 +129,28 @@ class GlooGroup:
             self._closing.start()
 
     def closed(self, seconds: float) -> bool:
-        """Wait until everything is freed; False after so many seconds."""
+        """See `group.Group`."""
         self.close()
         assert self._closing is not None
         self._closing.join(seconds)
         return not self._closing.is_alive()
 
     def _end(self) -> None:
-        maker = self._maker
-        assert maker is not None
-        maker.meeting.answer(None)
-        mine = maker.meeting.offer or b""
-        others = [a for rank, a in enumerate(self._addresses) if rank != self._rank and a]
+        making = self._making
+        making.meeting.answer(None)
+        mine = b"".join((making.meeting.offer or {}).values())
+        others = [address for rank, address in enumerate(making.addresses) if rank != self._rank and address]
         while True:
             if mine:
                 shut_down(mine, others)  # again and again: while the group is made, connections are still to come
-            maker.join(_AGAIN)
-            if not maker.is_alive() and all(work.done for work in self._under_way):
+            making.join(_AGAIN)
+            if not making.is_alive() and all(work.done for work in self._under_way):
                 break
             time.sleep(_AGAIN / 10)
         self._under_way.clear()
-        made, maker.made = maker.made, None
-        self._maker = None
+        made, making.made = making.made, None
         if made is not None:
             with contextlib.suppress(RuntimeError):
                 made.shutdown()
         # the last reference: gloo ends its threads and closes its descriptors here
         del made
-
-
-def _first_line(error: Exception | None) -> str:
-    return str(error).strip().partition("\n")[0] if error is not None else "a peer could not listen"

@@ -30,7 +30,13 @@ class Work(Protocol):
 
 
 class Group(Protocol):
-    """The members of one generation's ring, by rank. Every member must start the same collectives in the same order."""
+    """The members of one generation's ring, by rank. Every member must start the same collectives in the same order.
+
+    Attributes:
+        pace: seconds between looks at whether a collective is done.
+    """
+
+    pace: float
 
     def start(self, tensor: torch.Tensor, wake: Callable[[], None]) -> Work:
         """Begin to add up a tensor over all members, in place.

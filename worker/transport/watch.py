@@ -47,8 +47,13 @@ class Watch:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_write(self._bell, 1)
 
-    def until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+    def until(self, true: Callable[[], bool], seconds: float | None = None, pace: float = _SLICE) -> bool:
         """Wait until `true()`, looked at whenever the bell rings; False after `seconds`.
+
+        Args:
+            true: what is waited for.
+            seconds: how long at most.
+            pace: seconds between looks when nothing rings the bell.
 
         Raises:
             LinkBroken: a link has ended, or was aborted.
@@ -58,7 +63,7 @@ class Watch:
         while not true():
             if self._moved():
                 raise WorldMoved("a newer world arrived during a collective")
-            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            left = pace if deadline is None else min(pace, deadline - time.monotonic())
             if left <= 0:
                 return False
             for descriptor, _ in self._poll.poll(max(1, round(left * 1000))):
