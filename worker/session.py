@@ -16,7 +16,7 @@ from reknit.core.errors import StateError, UsageError
 from reknit.core.events import Event
 from reknit.core.order import Course
 
-from . import live, norm
+from . import keepsake, live, norm
 from .batches import Batches, Collate, length_of
 from .outlet import BusOutlet
 from .ports import Nowhere, Outlet
@@ -169,6 +169,33 @@ class Ring:
             raise UsageError("ring.evaluate was called before ring.steps", hint="call it in the loop over the steps")
         return run.evaluate(dataset, measure, micro_batch=micro_batch, name=name, collate=collate)
 
+    def save(self, value: Any, path: str | os.PathLike[str]) -> bool:
+        """Write a file with `torch.save`, on the lead only, whole or not at all; the others do nothing.
+
+        A process that dies while it writes leaves the file that was there before. If the lead dies before it writes,
+        nobody writes this time: the next call does. What must survive without a gap is a checkpoint's business.
+
+        Args:
+            value: as `torch.save` takes it.
+            path: the file; its directory must exist.
+
+        Returns:
+            True on the worker that wrote.
+
+        Raises:
+            UsageError: called before the first step: nobody is the lead yet.
+            OSError: it cannot be written.
+        """
+        if not self._session.members:
+            raise UsageError(
+                "ring.save was called before the first step: nobody is the lead yet",
+                hint="call it in the loop over the steps, or after it",
+            )
+        if not self.lead:
+            return False
+        keepsake.save(value, path)
+        return True
+
     @property
     def id(self) -> str:
         """This worker's id; "solo" without a launcher."""
@@ -187,7 +214,10 @@ class Ring:
 
     @property
     def lead(self) -> bool:
-        """True on exactly one worker of a world: the one to print and to save. After the run, of its last world."""
+        """True on exactly one worker of a world: the one to print and to save. After the run, of its last world.
+
+        Before the first step it is false on all.
+        """
         return self._session.members[:1] == (self.id,)
 
 

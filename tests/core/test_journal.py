@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld
+from reknit.core.events import EvaluationFinished
 from reknit.core.journal import MSG_ID, Journal, Stored, live
 from support.buses import Broker, joined, numbered, until
 from support.proxy import Proxy
@@ -135,6 +136,19 @@ async def test_twenty_that_make_the_stream_at_once(endpoint: Endpoint) -> None:
         await direct._call("STREAM.DELETE.REKNIT")
         states = await asyncio.gather(*((direct, other)[n % 2].ensure(soon()) for n in range(20)))
         assert len({state.created for state in states}) == 1
+
+
+async def test_a_stream_of_an_older_version_takes_the_areas_that_are_new(endpoint: Endpoint) -> None:
+    async with joined(endpoint) as bus:
+        await bus.publish("job", numbered(1))
+        found = json.loads((await bus._connection.ask("$JS.API.STREAM.INFO.REKNIT")).data)["config"]
+        older = [s for s in found["subjects"] if ".evaluation." not in s]
+        assert len(older) == len(found["subjects"]) - 1
+        await bus._connection.ask("$JS.API.STREAM.UPDATE.REKNIT", json.dumps({**found, "subjects": older}).encode())
+    async with joined(endpoint) as bus:
+        event = EvaluationFinished(run="r", evaluation="e", step=1, worker="w")
+        await bus.publish("job", event)
+        assert [r.event for r in await bus.backlog(job="job")] == [numbered(1), event]
 
 
 async def test_a_stream_made_by_hand_that_cannot_serve_is_named(broker: Broker) -> None:

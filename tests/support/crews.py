@@ -8,8 +8,9 @@
         crew.world("w0")
         results = crew.finish("w0")                     # what the script returned, by worker
 
-The script is `module:function`, called as `function(ring, gate, **options)` inside `with reknit.join() as ring`. It
-must be importable: processes are forked from a server that has torch loaded, and nothing of the test's own threads.
+The script is `module:function`, called as `function(ring, gate, **options)` inside `with reknit.join() as ring`; with
+the option `joins=False` as `function(gate, **options)`, and joins itself. It must be importable: processes are forked
+from a server that has torch loaded, and nothing of the test's own threads.
 """
 
 from __future__ import annotations
@@ -285,8 +286,11 @@ def _work(context: str, folder: str, script: str, at: tuple[int, int] | None, op
     module, _, function = script.partition(":")
     run = getattr(importlib.import_module(module), function)
     try:
-        with reknit.join() as ring:
-            result = run(ring, Gate(here, name, at), **options)
+        if options.pop("joins", True):
+            with reknit.join() as ring:
+                result = run(ring, Gate(here, name, at), **options)
+        else:
+            result = run(Gate(here, name, at), **options)
         new = here / f"{name}.{life}.new"
         new.write_text(json.dumps(result))
         new.rename(here / f"{name}.{life}.result")

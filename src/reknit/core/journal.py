@@ -31,6 +31,7 @@ EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
 DUPLICATE_WINDOW = 120.0
 """Seconds for which the broker recognises a message id; later this file looks it up itself."""
 _API = "$JS.API"
+_DESCRIPTION = "every event of every job, in order"
 _STALE = {10070, 10071, 10164}
 _NOT_FOUND = {10037, 10059}  # no message found, stream not found
 _IN_USE = 10058
@@ -99,14 +100,14 @@ class Journal:
                 if refused.code not in _NOT_FOUND:
                     raise
                 found = await self._create()
-            return self._check(found)
+            return self._check(await self._grown(found))
 
         return await self._until(deadline, once)
 
     async def _create(self) -> dict[str, Any]:
         config = {
             "name": STREAM,
-            "description": "every event of every job, in order",
+            "description": _DESCRIPTION,
             "subjects": list(STORED_SUBJECTS),
             "storage": "file",
             "retention": "limits",
@@ -122,6 +123,14 @@ class Journal:
             if refused.code != _IN_USE:
                 raise
             return await self._call(f"STREAM.INFO.{STREAM}")  # another one was faster
+
+    async def _grown(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Let a stream that an older version made store the areas that are new since then."""
+        config = found["config"]
+        here = set(config.get("subjects", ()))
+        if config.get("description") != _DESCRIPTION or here >= set(STORED_SUBJECTS):
+            return found
+        return await self._call(f"STREAM.UPDATE.{STREAM}", {**config, "subjects": sorted(here | set(STORED_SUBJECTS))})
 
     def _check(self, found: dict[str, Any]) -> State:
         config = found["config"]
