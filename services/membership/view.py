@@ -151,7 +151,7 @@ class Record:
     world: WorldChanged | None = None
     """The newest world of this run."""
     at_work: int = 0
-    """Oldest generation whose ring may still be at work: a planned world waits for the end of a step in the one before."""
+    """Oldest generation whose ring may still be at work: planned worlds wait for the end of a step in an older one."""
     world_seq: int = 0
     """Stream sequence of the job's newest `world.changed`, what the next one is compared with."""
     knit: bool = False
