@@ -175,7 +175,7 @@ class Caller:
         with shared.cv:
             if me in decision.current:
                 shared.current = shared.whole = True
-                shared.heard(void=decision.void)
+                shared.heard(void=decision.void, witnesses=len(decision.current))
                 # who waits for the furthest result keeps what it has computed of that step: its holder may die too
                 if me not in decision.lacking:
                     shared.adopt(decision.step, decision.owners)

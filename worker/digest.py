@@ -2,7 +2,7 @@
 
     weights = WeightsDigest(tracked.parameters(), committed)
     watch = Watch(weights)
-    watch.begin(step)                   # before the first slot of a step; large states: on a thread, beside forward
+    watch.begin(step, witnesses)        # before the first slot of a step; large states: on a thread, beside forward
     digest = weights.take()             # after the last slot
     doubt = watch.changed(step, digest) # our own weights changed under us, and no script did it
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,6 +29,10 @@ from .tracked import Tracked
 
 Named = tuple[str, torch.Tensor]
 
+MAJORITY = 3
+"""So many members that have the state tell who is wrong by their number: then nobody need watch itself."""
+SHARE = 0.005
+"""Part of a step's time that watching oneself may take; where a digest takes longer, not every step is watched."""
 BESIDE = 32 << 20
 """Bytes of weights from which on the first digest of a step runs on a thread; below, the hand-over costs more."""
 
@@ -129,9 +134,13 @@ class Watch:
     know of is a fault of the memory.
     """
 
-    def __init__(self, weights: WeightsDigest) -> None:
+    def __init__(self, weights: WeightsDigest, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._weights = weights
-        self._step = -1
+        self._clock = clock
+        self._took = 0.0
+        self._began = clock()
+        self._left_out = 0
+        self._seen = self._step = -1
         self._before = 0
         self._changes: list[tuple[int, int]] = []
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -139,15 +148,23 @@ class Watch:
         self._waiting = False
         self._thread: threading.Thread | None = None
 
-    def begin(self, step: int) -> None:
-        """Before the first slot of a step; a second call in the same step does nothing."""
-        if step == self._step:
+    def begin(self, step: int, witnesses: int = 1) -> None:
+        """Before the first slot of a step; a second call in the same step does nothing.
+
+        Args:
+            step: the step.
+            witnesses: members of the ring that have the run's state, with this one.
+        """
+        if step == self._seen:
+            return
+        self._seen = step
+        if not self._is_due(witnesses):
             return
         self._settle()
         self._step = step
         self._changes = self._counted()
         if self._weights.nbytes < BESIDE:
-            self._before = self._weights.take()
+            self._before = self._take()
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="weights-digest", daemon=True)
@@ -165,7 +182,24 @@ class Watch:
     def forget(self) -> None:
         """The weights were loaded anew: what was seen of them before does not count."""
         self._settle()
-        self._step = -1
+        self._seen = self._step = -1
+
+    def _is_due(self, witnesses: int) -> bool:
+        if witnesses >= MAJORITY:
+            return False
+        now = self._clock()
+        step_seconds, self._began = now - self._began, now
+        if self._left_out + 1 < self._took / max(SHARE * step_seconds, 1e-9):
+            self._left_out += 1
+            return False
+        self._left_out = 0
+        return True
+
+    def _take(self) -> int:
+        began = self._clock()
+        digest = self._weights.take()
+        self._took = self._clock() - began
+        return digest
 
     def _settle(self) -> None:
         if self._waiting:
@@ -178,7 +212,7 @@ class Watch:
     def _run(self) -> None:
         while True:
             self._asked.get()
-            self._taken.put(self._weights.take())
+            self._taken.put(self._take())
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

@@ -394,10 +394,11 @@ class Exchange:
                 self.cv.wait()
             return 0
 
-    def heard(self, *, void: bool) -> None:
+    def heard(self, *, void: bool, witnesses: int) -> None:
         """The roll call has looked at our digest and our doubts; who goes on takes a fresh one for the next look."""
         with self.cv:
             self.weights.void = self.weights.void or void
+            self.weights.witnesses = witnesses
             self.weights.touch()
             self.cv.notify_all()
 

@@ -262,7 +262,7 @@ class Run:
     def _begin_slot(self, step: Step, number: int, slot: int) -> Any:
         self._flat.begin_slot()
         if self.shared.weights.verify:
-            self._watch.begin(number)
+            self._watch.begin(number, self.shared.weights.witnesses)
         self._chaos.at(number)
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
         batch = self._batches.fetch(number, slot)

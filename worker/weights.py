@@ -24,6 +24,7 @@ class Held:
         void: in this run that is the script's doing.
         vouched: they were compared equal since this worker last received a state, or it never received one.
         asked: the ring waits for a digest: it comes before the next slot.
+        witnesses: members that have the run's state, as of the last roll call.
         stray: in what this worker is known to be wrong, None if it is not.
         why: the same in words.
     """
@@ -36,6 +37,7 @@ class Held:
     void: bool = False
     vouched: bool = True
     asked: bool = False
+    witnesses: int = 1
     stray: Wrong | None = None
     why: str = ""
 

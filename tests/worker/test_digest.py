@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,6 +156,38 @@ def test_only_the_first_slot_of_a_step_begins_it(watched) -> None:
     flip(model.bias, 0, 3)
     watch.begin(3)
     assert watch.changed(3, weights.take())
+
+
+def test_where_a_majority_tells_who_is_wrong_nobody_watches_itself(watched) -> None:
+    model, weights, watch = watched
+    watch.begin(3, witnesses=3)
+    flip(model.weight, 0, 0)
+    assert not watch.changed(3, weights.take())
+    watch.begin(4, witnesses=2)
+    assert not watch.changed(4, weights.take())
+    flip(model.weight, 0, 0)
+    assert watch.changed(4, weights.take())
+
+
+@pytest.mark.parametrize(("digest_seconds", "every"), [(0.001, 1), (0.0049, 1), (0.019, 4), (2.0, 400)])
+def test_watching_takes_no_more_than_its_share_of_the_time(digest_seconds, every) -> None:
+    model = torch.nn.Linear(30, 20)
+    weights = digest_of(Tracked(model=model))
+    now, taken, take = [0.0], [], weights.take
+
+    def slow_take() -> int:
+        now[0] += digest_seconds
+        taken.append(step)
+        return take()
+
+    weights.take = slow_take
+    watch = Watch(weights, clock=lambda: now[0])
+    for step in range(900):
+        for _ in range(3):  # slots
+            watch.begin(step, witnesses=2)
+        now[0] += 1.0 - min(1.0, digest_seconds) * (step in taken)
+    gaps = {b - a for a, b in itertools.pairwise(taken)}
+    assert gaps == {every}, taken
 
 
 @settings(max_examples=30, deadline=None)
