@@ -129,6 +129,7 @@ class Engine:
         )
         shared.on_stray = self._stray
         shared.on_doubt = self._doubt
+        shared.early.on_spoilt = lambda generation: self.neighbours.abort(before=generation + 1)
         self._thread = threading.Thread(target=self._run, name="ring-engine", daemon=True)
 
     # ------------------------------------------------------------------------------------ from other threads
@@ -172,6 +173,7 @@ class Engine:
         self._learner.close()
         self._transport.close()
         self._unlink()
+        self.shared.early.close()
 
     # ------------------------------------------------------------------------------------------ engine thread
 
@@ -266,6 +268,7 @@ class Engine:
         where = reduction.route(ring, owners, self.identity.worker)
         following = self.neighbours.following
         began = time.monotonic()
+        shared.early.anew(world.generation)
         work = reduction.Reduction(
             step=step,
             slots=self.slots,
@@ -276,6 +279,7 @@ class Engine:
             result=shared.buffer(),
             chain=shared.chain,
             own=shared.own_buffers,
+            arrivals=shared.early,
             samples=lambda slot: shared.samples(step, slot),
             wishes=self._wishes,
             settle=lambda wishes: control.settle(
@@ -470,8 +474,8 @@ class Engine:
             if self.shared.moved() or shared.upcoming is not None:
                 return
         following = self.neighbours.following
-        if shared.weights.why:
-            broken = LinkBroken(broken.side, shared.weights.why)
+        if shared.weights.why or shared.early.spoilt:
+            broken = LinkBroken(broken.side, shared.weights.why or shared.early.spoilt)
         elif following is not None and following.failure:
             broken = LinkBroken("next", following.failure)
         ring = [m.worker for m in world.members]

@@ -16,6 +16,7 @@ from typing import Literal
 from reknit.core.events import Range, WorldChanged
 
 from .copies import CopyWanted, StateCopy
+from .early import Early
 from .ring.control import Plan, SlotNote
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
@@ -100,6 +101,7 @@ class Exchange:
         self.computed: dict[int, Buffer] = {}
         self.notes: dict[int, SlotNote] = {}
         self.weights = Held()
+        self.early = Early(self)
         self.on_stray: Callable[[int, Wrong], None] = lambda _step, _wrong: None
         self.on_doubt: Callable[[int, str], None] = lambda _step, _why: None
         self._computing: set[int] = set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -58,7 +59,8 @@ class Flat:
         cached: how many buffers' views are kept: more than are in use at a time.
 
     Attributes:
-        parameters: those that are trained, in the order of their registration; the layout has them the other way round.
+        parameters: those that are trained, in the order of their registration.
+        layout: the same in the order of the layout, which is the other way round.
         shape: sections of the flat buffer, equal on all workers with equal modules.
     """
 
@@ -67,7 +69,7 @@ class Flat:
         self._names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         # the last registered first: backward comes to them first, so the first pieces of a slot are complete early
-        self._parameters = self.parameters[::-1]
+        self.layout = self._parameters = self.parameters[::-1]
         self._versions: list[int] = []
         self._cached = cached
         self._buffer_places = _once(tracked)
@@ -149,7 +151,22 @@ class Flat:
         for now, then in zip(self._buffers(), self._committed, strict=True):
             now.copy_(then)
 
-    def collect(self, out: Buffer, *, weight: float, loss: float | None, samples: int) -> None:
+    def name_of(self, number: int) -> str:
+        """Name of a parameter by its number in the layout."""
+        return self._names[-1 - number]
+
+    def gradients(self, buffer: Buffer) -> list[torch.Tensor]:
+        """Where the gradients go in a flat buffer, as real numbers, in the order of the layout."""
+        return self._views(buffer).parameters
+
+    def complete_with(self) -> list[int]:
+        """For n = 0, 1, …: bytes at the front of a buffer that the first n gradients of the layout complete."""
+        sizes = (4 * n if kind == "f4" else 0 for kind, n in self._places[: len(self._parameters)])
+        return list(itertools.accumulate(sizes, initial=0))
+
+    def collect(
+        self, out: Buffer, *, weight: float, loss: float | None, samples: int, copied: Sequence[bool] = ()
+    ) -> None:
         """Write what a slot has produced.
 
         Args:
@@ -157,19 +174,23 @@ class Flat:
             weight: samples of the slot / micro-batch: 1 but in an uneven tail.
             loss: the slot's mean loss, None if the script did not say.
             samples: samples of the slot.
+            copied: for each gradient in the layout, whether it is in the buffer already; empty: none is.
         """
         views = self._views(out)
         targets, sources, empty = [], [], []
         counts = np.zeros(len(self._places), dtype=np.float32)
         for number, (parameter, view) in enumerate(zip(self._parameters, views.parameters, strict=True)):
             grad = parameter.grad
+            there = bool(copied) and copied[number]
             if grad is None:
-                empty.append(view)
+                if not there:
+                    empty.append(view)
                 continue
             counts[number] = 1.0
-            targets.append(view)
-            sources.append(_real(grad.detach().to_dense() if grad.layout is not torch.strided else grad.detach()))
             parameter.grad = None
+            if not there:
+                targets.append(view)
+                sources.append(real(grad.detach().to_dense() if grad.layout is not torch.strided else grad.detach()))
         if empty:
             torch._foreach_zero_(empty)
         if targets:
@@ -178,7 +199,7 @@ class Flat:
             zip(self._buffers(), self._committed, views.buffers, strict=True), len(self._parameters)
         ):
             counts[number] = float(not torch.equal(now, then))
-            view.copy_(_real(now), non_blocking=bool(self._gpus))
+            view.copy_(real(now), non_blocking=bool(self._gpus))
         self._arrive()
         if weight != 1.0:
             views.f4[: self._f4_values].mul_(weight)
@@ -242,7 +263,7 @@ class Flat:
             else:
                 source = view
             if count:  # one that no slot changed keeps its bits: V equal values need not average to themselves
-                _real(now).copy_(source)
+                real(now).copy_(source)
         self.commit_buffers()
 
     def commit_buffers(self) -> None:
@@ -324,7 +345,8 @@ def _place(dtype: torch.dtype, numel: int) -> tuple[str, int]:
     return "raw", numel * dtype.itemsize
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers as real ones: a complex tensor gets one more dimension, of 2."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ from reknit.core.order import Course
 
 from . import canary, numerics, restore, state
 from .alarm import Alarm
+from .arrivals import Arrivals
 from .batches import Batches, Collate
 from .board import Alone, Board, OnTheLog
 from .chaos import Chaos
@@ -55,6 +57,7 @@ from .exchange import Exchange
 from .feed import Feeder
 from .flat import Flat
 from .identity import Identity
+from .overlap import Overlap
 from .ports import Outlet, Span
 from .pulse import Gauge
 from .ring.control import Plan, SlotNote
@@ -150,6 +153,12 @@ class Run:
         )
         self.shared.weights.verify = context.verify_weights
         names = [name for name, _ in tracked.buffers()]
+        self._arrivals = Arrivals(
+            self._flat,
+            self.shared,
+            Overlap(context.overlap if bus and self._sums.bounds is None else "off"),
+            lambda text: print(f"reknit: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the worker's log
+        )
         self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
         self._optimizers = OptimizerDigest(tracked)
         self._watch = Watch(self._weights)
@@ -211,6 +220,7 @@ class Run:
         if not failed and not self._over:
             self._stop_early()
         self._engine.close()
+        self._arrivals.close()
         self._teacher.close()
         if self._listener is not None:
             self._listener.close()
@@ -266,18 +276,21 @@ class Run:
         self._chaos.at(number)
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
         batch = self._batches.fetch(number, slot)
+        self._arrivals.begin(number, slot, full=len(self.samples) == self.course.micro_batch)
         step.begin_slot()
         return batch
 
     def _end_slot(self, step: Step, number: int, slot: int) -> None:
-        buffer = self.shared.buffer()
         count = len(self.samples)
         loss, metrics = step.end_slot()
         self._flat.check_unchanged()
-        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
+        begun, copied = self._arrivals.end()
+        buffer = self.shared.buffer() if begun is None else begun
+        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count, copied=copied)
         bad = self.samples if loss is not None and not math.isfinite(loss) else ()
         sums = {name: (value * count, float(count)) for name, value in metrics.items()}
         self.shared.put(number, slot, buffer, SlotNote(slot, sums, bad) if sums or bad else None)
+        self._arrivals.handed_in()
         self.slot, self.samples = -1, ()
 
     def _apply(self, step: Step, number: int, result: Result) -> None:
@@ -289,6 +302,7 @@ class Run:
         self._batches.settle(number)
         self._saving.compared(number, result.of.settled.weights, result.of.settled.state)
         self._saving.agreed(result.of)
+        self._arrivals.completed(number, result.of.generation)
         self._gauge.committed(end - first, summary.loss)
         self._alarm.committed(result.of, summary.loss)
         self._done = self.position = number + 1

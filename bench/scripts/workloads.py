@@ -106,6 +106,12 @@ def transformer() -> nn.Module:
     return Transformer()
 
 
+def language() -> nn.Module:
+    """Return a Transformer of 0.82 M parameters, always with the same weights."""
+    torch.manual_seed(0)
+    return Transformer(width=128, layers=4)
+
+
 def texts(samples: int = 4096) -> TensorDataset:
     """Random token sequences (samples, CONTEXT) and the same ones shifted by one."""
     draw = torch.Generator().manual_seed(1)
@@ -122,5 +128,6 @@ WORKLOADS = {
     "mlp": Workload(mlp, vectors, nn.functional.cross_entropy),
     "wide": Workload(wide, wide_vectors, nn.functional.cross_entropy),
     "conv": Workload(conv, images, nn.functional.cross_entropy),
+    "language": Workload(language, texts, next_token_loss, batch=128),
     "transformer": Workload(transformer, texts, next_token_loss, batch=8),
 }

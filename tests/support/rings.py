@@ -190,12 +190,8 @@ class PretendWorker:
                     self.hold(step, slot)
                     self.meddle("compute", step)
                     self.note(f"compute {step}.{slot}", self.weights)
-                    buffer = shared.buffer()
-                    buffer[: 4 * FLOATS] = gradient(step, slot, self.weights).view(np.uint8)
-                    buffer[4 * FLOATS : 4 * FLOATS + 16].view(np.float64)[:] = (float(slot), 1.0)
-                    buffer[4 * FLOATS + 16 :].view(np.int64)[:] = step * 100 + slot
                     self.computed.append((step, slot))
-                    shared.put(step, slot, buffer)
+                    self._compute(step, slot)
                     self.meddle("put", step)
                 case Apply(step, result):
                     self.meddle("apply", step)
@@ -213,6 +209,17 @@ class PretendWorker:
                 case Done():
                     self.outcome = "done"
                     return
+
+    def _compute(self, step: int, slot: int) -> None:
+        buffer = self.shared.buffer()
+        right = self._slot(step, slot)
+        buffer[: len(right)] = right
+        self.shared.put(step, slot, buffer)
+
+    def _slot(self, step: int, slot: int) -> np.ndarray:
+        """What a slot's buffer must hold."""
+        numbers = np.array([float(slot), 1.0]).view(np.uint8), np.array([step * 100 + slot]).view(np.uint8)
+        return np.concatenate([gradient(step, slot, self.weights).view(np.uint8), *numbers])
 
     def _state(self) -> bytes:
         bounds = self.bounds.exponents.tobytes() if self.bounds is not None else b""

@@ -7,13 +7,17 @@ pieces on. Frames of one link keep their order, so pieces arrive in order and an
 The control piece is the last one: it can tell what only computed slots know, and nothing is committed before everybody
 has seen it. A sole active (L = 0) needs nothing from the others, so it would run away from them: there the control
 piece goes all the way round, and its return shows that everybody has the result.
+
+A worker whose last slot is still being computed may already reduce the first pieces of it (`Arrivals`). While it waits
+for the next piece of its own, it takes in what comes: partial sums that it cannot add to yet, and finished pieces.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import select
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -28,6 +32,29 @@ from .link import Link, LinkBroken
 from .pieces import Buffer, Piece
 
 C = TypeVar("C", Wishes, Settled)
+WINDOW = 8
+"""Pieces waiting to be sent from which on the first active rather takes in what comes back than folds more of them."""
+
+
+class Arrivals(Protocol):
+    """This worker's own slots, as they become computed piece by piece; the piece after the last means all of them."""
+
+    @property
+    def partial(self) -> bool:
+        """True while some pieces may be used and others not yet."""
+
+    def ready(self, piece: int) -> Sequence[Buffer] | None:
+        """Return the buffers of the own slots, in slot order, if this piece of all of them may be used, else None.
+
+        Raises:
+            ReknitError: the world has moved, or pieces given before were wrong.
+        """
+
+    def wait(self, piece: int) -> None:
+        """Block until the piece is ready or `partial` has changed; raises as `ready` does."""
+
+    def fileno(self) -> int:
+        """A descriptor that can be read once more may be ready than at the last call of `ready`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +115,7 @@ class Reduction:
         samples: sample ids of a slot, asked for only if its gradient is not finite.
         witness: blocks until a worker that computes nothing has looked at its weights; their digest, 0: it cannot tell.
             Asked for only where a sole active's weights would be compared with nobody's.
+        arrivals: the own slots piece by piece; None: `own` is all there is to ask.
         doubt: the fold, as far as it went here, may hold NaN or Inf.
     """
 
@@ -104,8 +132,14 @@ class Reduction:
     settle: Callable[[Wishes], Settled]
     samples: Callable[[int], tuple[int, ...]] = lambda _slot: ()
     witness: Callable[[], int] = lambda: 0
+    arrivals: Arrivals | None = None
     doubt: bool = False
     _made_in_place: bool = dataclasses.field(default=False, init=False)
+    _heard: dict[Kind, int] = dataclasses.field(default_factory=dict, init=False)
+    _folded: int = dataclasses.field(default=0, init=False)
+    _told: bytes = dataclasses.field(default=b"", init=False)
+    _whole: Sequence[Buffer] | None = dataclasses.field(default=None, init=False)
+    _settled: Settled | None = dataclasses.field(default=None, init=False)
 
     @np.errstate(invalid="ignore", over="ignore")  # NaN and Inf travel as any other value, and are told by name
     def run(self) -> tuple[Settled, int]:
@@ -131,77 +165,127 @@ class Reduction:
         return self._go_round(digest, len(self.cut))
 
     def _go_round(self, digest: xxhash.xxh3_64, first: int) -> tuple[Settled, int]:
-        where = self.where
-        if where.place == 0:
-            self._begin(digest, first)
-            if where.last == 0:
-                return self._settle_alone(digest.intdigest()), digest.intdigest()
-        settled: Settled | None = None
-        own: Sequence[Buffer] | None = None
-        expect = {Kind.REDUCE: first, Kind.FINAL: first}
-        done = Kind.REDUCE if where.place == where.last else Kind.FINAL
-        previous = self.previous
-        assert previous is not None
-        while expect[done] <= len(self.cut):
-            header = previous.receive_header()
-            self._check(header, expect)
-            control_piece = header.piece == len(self.cut)
-            if header.kind is Kind.REDUCE:
-                if own is None:
-                    own = self.own()
-                if control_piece:
-                    settled = self._pass_wishes(previous.receive_payload(header), digest.intdigest()) or settled
-                else:
-                    self._add(header.piece, own, digest)
-            elif control_piece:
-                settled = self._take_settled(previous.receive_payload(header), digest.intdigest())
+        """Fold what is there, hear what comes, until all is done; `first`: the first piece that goes round."""
+        end = len(self.cut)
+        self._folded = first
+        self._heard = {Kind.REDUCE: end + 1 if self.where.place == 0 else first, Kind.FINAL: first}
+        while not self._done(end):
+            own = self._next_own(end)
+            if own is None:
+                self._hear(digest)
+            elif self._folded < end:
+                self._add(None, own, digest)
+            else:
+                self._conclude(digest.intdigest())
+        assert self._settled is not None
+        return self._settled, digest.intdigest()
+
+    def _done(self, end: int) -> bool:
+        adds_last = self.where.place == self.where.last
+        return (self._folded if adds_last else self._heard[Kind.FINAL]) > end
+
+    def _next_own(self, end: int) -> Sequence[Buffer] | None:
+        """Own slots for the piece that is folded next; None if it is time to hear something first."""
+        where, heard = self.where, self._heard
+        while self._folded < heard[Kind.REDUCE]:
+            results = where.place != where.last and heard[Kind.FINAL] < self._folded
+            if results and where.place == 0 and self._crowded():
+                return None
+            own = self._own(self._folded, blocking=not results and heard[Kind.REDUCE] > end)
+            if own is not None or self._link_speaks():
+                return own
+        return None
+
+    def _own(self, piece: int, *, blocking: bool) -> Sequence[Buffer] | None:
+        """Own slots of which this piece may be used; None, only if not blocking, while pieces of them arrive."""
+        arrivals = self.arrivals
+        if arrivals is None and self._whole is None:
+            self._whole = self.own()
+        while self._whole is None:
+            assert arrivals is not None
+            self._whole = arrivals.ready(len(self.cut))
+            if self._whole is None and arrivals.partial:
+                own = arrivals.ready(piece)
+                if own is not None or not blocking:
+                    return own
+            if self._whole is None:
+                arrivals.wait(piece)
+        return self._whole
+
+    def _crowded(self) -> bool:
+        """True if the next worker is behind and something has come back."""
+        assert self.previous is not None
+        assert self.following is not None
+        return self.following.issued - self.following.done >= WINDOW and bool(_readable(0, self.previous))
+
+    def _link_speaks(self) -> bool:
+        """Wait for the link or for own pieces; True if it is the link."""
+        assert self.previous is not None
+        assert self.arrivals is not None
+        return self.previous.fileno() in _readable(None, self.previous, self.arrivals)
+
+    def _hear(self, digest: xxhash.xxh3_64) -> None:
+        """Take in the next frame; a partial sum that our slots can be added to at once is not put aside."""
+        assert self.previous is not None
+        header = self.previous.receive_header()
+        self._check(header)
+        self._heard[header.kind] += 1
+        control_piece = header.piece == len(self.cut)
+        if header.kind is Kind.FINAL:
+            if control_piece:
+                self._settled = self._take_settled(self.previous.receive_payload(header), digest.intdigest())
             else:
                 self._take_final(header.piece, digest)
-            expect[header.kind] += 1
-        assert settled is not None
-        return settled, digest.intdigest()
+        elif control_piece:
+            self._told = self.previous.receive_payload(header)
+        else:
+            own = self._own(header.piece, blocking=False) if header.piece == self._folded else None
+            if own is None:
+                self._receive(self.cut[header.piece])
+            else:
+                self._add(self.previous, own, digest)
 
-    def _begin(self, digest: xxhash.xxh3_64, at: int) -> None:
-        """First active: fold the own slots and send them off."""
-        own = self.own()
-        final = self.where.last == 0
-        kind = Kind.FINAL if final else Kind.REDUCE
-        covered = self.slots if final else self.where.own
-        for number, piece in enumerate(self.cut[at:], at):
-            first, out = own[0][piece.start : piece.end], self.result[piece.start : piece.end]
-            if len(own) == 1 and not final:
-                out = first  # sent from where it is
-            elif not final:
-                out = self._reserved(out)
-            pieces.fold(first, own[1:], piece, out)
-            self.doubt = self.doubt or pieces.doubtful(out, piece)
-            if final:
-                digest.update(out.data)
-            self._pass(kind, number, covered, out)
-        if not final:
-            self._send(kind, len(self.cut), covered, control.encode(self._tell()))
+    def _add(self, link: Link | None, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
+        """Add own slots to the next piece and pass it on; `link`: its partial sum is just being received there."""
+        number, where = self._folded, self.where
+        piece = self.cut[number]
+        mine = self.result[piece.start : piece.end]
+        final = where.place == where.last
+        out = mine if final or (where.place == 0 and len(own) == 1) else self._reserved(mine)
+        if where.place == 0:
+            start, own = own[0][piece.start : piece.end], own[1:]
+            if not own and not final:
+                out = start  # sent from where it is
+        else:
+            start = mine if link is None else link.payload(mine)
+        pieces.fold(start, own, piece, out)
+        if link is not None:
+            link.release()
+        self.doubt = self.doubt or pieces.doubtful(out, piece)
+        if final:
+            digest.update(out.data)
+        self._pass(Kind.FINAL if final else Kind.REDUCE, number, self.slots if final else where.before + where.own, out)
+        self._folded += 1
 
-    def _settle_alone(self, after: int) -> Settled:
-        """Alone among actives: what we settle goes all the way round."""
-        settled = dataclasses.replace(self.settle(self._tell()), after=after)
-        self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
-        if self.previous is not None:
+    def _conclude(self, after: int) -> None:
+        """All own pieces are added: add our wishes; the last active settles them all."""
+        where, number = self.where, len(self.cut)
+        wishes = self._tell()
+        if where.place > 0:
+            heard = _decoded(self._told, Wishes)
+            self._compare(heard, wishes.weights, wishes.state)
+            wishes = control.merge(heard, wishes)
+        if where.place != where.last:
+            self._send(Kind.REDUCE, number, where.before + where.own, control.encode(wishes))
+        else:
+            self._settled = dataclasses.replace(self.settle(wishes), after=after)
+            self._send(Kind.FINAL, number, self.slots, control.encode(self._settled))
+        if where.last == 0 and self.previous is not None:  # alone: it goes all the way round
+            self._heard[Kind.FINAL] = number
             header = self.previous.receive_header()
-            self._check(header, {Kind.FINAL: len(self.cut)})
+            self._check(header)
             self.previous.receive_payload(header)
-        return settled
-
-    def _pass_wishes(self, payload: bytes, after: int) -> Settled | None:
-        heard = _decoded(payload, Wishes)
-        mine = self._tell()
-        self._compare(heard, mine.weights, mine.state)
-        merged = control.merge(heard, mine)
-        if self.where.place != self.where.last:
-            self._send(Kind.REDUCE, len(self.cut), self.where.before + self.where.own, control.encode(merged))
-            return None
-        settled = dataclasses.replace(self.settle(merged), after=after)
-        self._send(Kind.FINAL, len(self.cut), self.slots, control.encode(settled))
-        return settled
+        self._folded += 1
 
     def _tell(self) -> Wishes:
         """The wishes; if the fold may not be finite, which of our own slots are to blame is looked up first."""
@@ -209,7 +293,7 @@ class Reduction:
         if not self.doubt:
             return wishes
         notes = {note.slot: note for note in wishes.notes}
-        for slot, buffer in enumerate(self.own(), self.where.before):
+        for slot, buffer in enumerate(self._whole or (), self.where.before):
             if not pieces.finite(buffer, self.cut):
                 note = notes.get(slot) or SlotNote(slot)
                 notes[slot] = dataclasses.replace(note, nonfinite=self.samples(slot))
@@ -246,22 +330,6 @@ class Reduction:
                 f"diverged: in step {self.step} the optimizer's state is {told.state:016x} there, {state:016x} here",
             )
 
-    def _add(self, number: int, own: Sequence[Buffer], digest: xxhash.xxh3_64) -> None:
-        assert self.previous is not None
-        piece = self.cut[number]
-        last = self.where.place == self.where.last
-        mine = self.result[piece.start : piece.end]
-        start = self.previous.payload(mine)
-        out = mine if last else self._reserved(mine)
-        pieces.fold(start, own, piece, out)
-        self.previous.release()
-        self.doubt = self.doubt or pieces.doubtful(out, piece)
-        if last:
-            digest.update(out.data)
-            self._pass(Kind.FINAL, number, self.slots, out)
-        else:
-            self._pass(Kind.REDUCE, number, self.where.before + self.where.own, out)
-
     def _take_final(self, number: int, digest: xxhash.xxh3_64) -> None:
         view = self._receive(self.cut[number])
         if self.where.passes_final:
@@ -293,8 +361,8 @@ class Reduction:
         if self.following is not None:
             self.following.send(kind, self.step, piece, coverage, payload)
 
-    def _check(self, header: Header, expect: dict[Kind, int]) -> None:
-        want = expect.get(header.kind)
+    def _check(self, header: Header) -> None:
+        want = self._heard.get(header.kind)
         covered = self.slots if header.kind is Kind.FINAL else self.where.before
         size = None if want is None or header.piece >= len(self.cut) else _size(self.cut[header.piece])
         if (
@@ -308,6 +376,13 @@ class Reduction:
                 "previous",
                 f"protocol: {header} while step {self.step}, piece {want}, coverage {covered}, {size} bytes were due",
             )
+
+
+def _readable(milliseconds: int | None, *sources: Link | Arrivals) -> list[int]:
+    poll = select.poll()
+    for source in sources:
+        poll.register(source.fileno(), select.POLLIN)
+    return [fd for fd, _ in poll.poll(milliseconds)]
 
 
 def _size(piece: Piece) -> int:
