@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -332,15 +333,30 @@ def told(case: Case, step: Any) -> list[Any]:
     return [hashes(case), loss, metrics, float(getattr(case, "norm", 0.0)).hex(), grads]
 
 
-def train(ring: Any, gate: Any, case: str, seeds: dict[str, int] | None = None, **_: Any) -> dict[str, Any]:
-    """Run a case through reknit; `seeds`: worker -> of its fresh weights, 0 where it is not named."""
+def train(
+    ring: Any,
+    gate: Any,
+    case: str,
+    seeds: dict[str, int] | None = None,
+    epochs: int = 0,
+    pace: float = 0.0,
+    **_: Any,
+) -> dict[str, Any]:
+    """Run a case through reknit.
+
+    Args:
+        seeds: worker -> of its fresh weights, 0 where it is not named.
+        epochs: other than the case's own.
+        pace: seconds longer a micro-batch, so that there is time for something to happen.
+    """
     c = make(case, (seeds or {}).get(ring.id, 0))
     ring.track(**c.objects())
     trail = {}
     nonfinite = {}
-    for step in ring.steps(c.dataset, micro_batch=c.micro, slots=c.slots, epochs=c.epochs, seed=SEED):
+    for step in ring.steps(c.dataset, micro_batch=c.micro, slots=c.slots, epochs=epochs or c.epochs, seed=SEED):
         for number, batch in enumerate(step):
             gate.pass_by(step.index, number)
+            time.sleep(pace)
             c.inner(step, batch)
         c.after(step, ring)
         trail[str(step.index)] = told(c, step)

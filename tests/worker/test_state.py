@@ -93,6 +93,20 @@ def test_whatever_happens_the_bits_are_those_of_a_world_of_one(
     assert len(results["w0"]["trail"]) == len(expected["trail"])
 
 
+def test_a_candidate_replays_metrics_averages_and_scales(endpoint: Endpoint, tmp_path: Path) -> None:
+    """It catches up beside the ring, goes through the user's loop with each result, and is then taken in."""
+    expected = alone(SCRIPT, tmp_path, case="many", epochs=8)
+    with Crew(endpoint, tmp_path, SCRIPT, case="many", epochs=8, pace=0.01) as crew:
+        crew.start("w0", "w1", hold={"w0": (30, 0)})
+        crew.world("w0", "w1")
+        crew.join("w2", "w0", "w1", pace=0.0)
+        crew.go("w0")
+        results = crew.finish("w0", "w1", "w2")
+    for worker, result in results.items():
+        assert first_difference(result, expected) == "", worker
+    assert len(results["w2"]["trail"]) > 5
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_fits_fresh_objects_at_any_step_and_is_not_touched(case: str) -> None:
     """Before the first step optimizers have no state, after it they have; both ways, with all groups and options."""
