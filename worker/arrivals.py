@@ -36,6 +36,9 @@ class Arrivals:
         shared: gives buffers, and takes pieces to the ring.
         overlap: decides whether to.
         say: a line for the log.
+
+    Attributes:
+        early_slots: slots of which some pieces were to be had before they were complete.
     """
 
     def __init__(self, flat: Flat, shared: Exchange, overlap: Overlap, say: Callable[[str], None]) -> None:
@@ -45,6 +48,7 @@ class Arrivals:
         self._overlap = overlap
         self._say = say
         self._said = ""
+        self.early_slots = 0
         self._handed_in = self._completed = 0.0
         self._ends = _ends(flat.shape.pieces(), flat.complete_with())
         self._possible = all(p.device.type == "cpu" for p in flat.layout)
@@ -115,6 +119,7 @@ class Arrivals:
         if buffer is None:
             return None, []
         live, self._live = self._live, False
+        self.early_slots += bool(live and self._given)
         different = self._different()
         if different is None:
             self._rehearsed += 1
