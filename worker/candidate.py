@@ -104,7 +104,7 @@ class Candidate:
         self.failures: list[str] = []
         self.begun = 0
         self._unfit = False
-        self._fetcher = Fetcher(job, worker, secret, shared, unfit=self._note_unfit)
+        self._fetcher = Fetcher(job, worker, secret, shared, unfit=self.note_unfit)
 
     # ------------------------------------------------------------------------------------ from the engine
 
@@ -207,7 +207,7 @@ class Candidate:
                 self._note(order[0], error)
                 failed, self._turn = failed + 1, self._turn + 1
                 if self._unfit:
-                    self._restart("the state of its teachers does not fit the results of its feeder")
+                    self._restart("the state that it learned does not fit the results of its feeder")
                 elif failed % len(order) == 0:
                     self._pause(_RETRY)
 
@@ -338,7 +338,8 @@ class Candidate:
             at = self._generation, self._ending
             self._cv.wait_for(lambda: changed(at), seconds)
 
-    def _note_unfit(self) -> None:
+    def note_unfit(self) -> None:
+        """The weights here are not the run's: everything begins anew with a fresh copy (any thread, any lock)."""
         self._unfit = True
         side.shutdown(self._sock)
 
