@@ -258,7 +258,7 @@ class Candidate:
     def _made(self, sock: socket.socket) -> None:
         with self._cv:
             self._sock = sock
-            if not self._running:
+            if self._unfit or not self._running:
                 side.shutdown(sock)
 
     def _begin_anew(self, first: int, chain: int) -> None:

@@ -456,6 +456,7 @@ class Engine:
                 observer=wrong.worker,
             )
         )
+        self.standing.note_unfit()
         self.neighbours.abort()
 
     def _doubt(self, step: int, why: str) -> None:

@@ -77,6 +77,10 @@ class Standing:
             shared.current = shared.whole and (shared.current or ended)
             shared.enter("mend")
 
+    def note_unfit(self) -> None:
+        """Our weights are not the run's; a candidate begins anew (a member does by the next roll call)."""
+        self._candidate.note_unfit()
+
     def come_back(self) -> None:
         """Register again, as a new member (main thread: one that hangs in the script's code must not come back)."""
         shared = self._shared

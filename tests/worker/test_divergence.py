@@ -312,6 +312,35 @@ def test_whoever_learned_from_a_wrong_teacher_is_wrong_too(heal):
     assert spoilt[0] in {w.worker for w in ring.told(WorkerDiverged)}
 
 
+def test_a_candidate_that_is_spoilt_before_it_is_let_in_begins_anew(heal):
+    ring = heal("ab", LONG)
+    go_slowly(ring["a"], ring["b"])
+    ring.begin()
+    wait_until(lambda: ring["a"].shared.step > 3)
+    joiner = PretendWorker("c", slots=SLOTS, total=LONG, seed=7)
+    spoilt: list[int] = []
+
+    def meddle(when: str, step: int) -> None:
+        if when == "applied" and not spoilt:  # its own doing: nobody sends it wrong bits
+            spoilt.append(step)
+            joiner.weights = joiner.weights.copy()
+            joiner.weights.view(np.uint32)[9] ^= 1 << 9
+
+    joiner.meddle = meddle
+    ring.rings.add(joiner)
+    shared = joiner.shared
+    wait_until(
+        lambda: ring.told(WorkerDiverged) and not shared.learning and shared.whole and shared.main_step == shared.step,
+        what="it is found and has caught up again",
+    )
+    ring.names = list("abc")
+    ring.rings.world(ring.names, planned=True)
+    assert set(ring.finish()) == {calm_run(LONG)}
+    (told,) = ring.told(WorkerDiverged)
+    assert (told.worker, told.observer, told.step) == ("c", "c", spoilt[0] + 1)
+    assert joiner.engine.standing._candidate.begun == 2
+
+
 def test_with_verification_off_nothing_is_asked_for(rings, calm):
     for name in "ab":
         rings.add(PretendWorker(name, slots=SLOTS, total=TOTAL, verify=False))
