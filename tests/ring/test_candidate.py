@@ -232,6 +232,24 @@ def test_results_of_a_diverged_feeder_are_left_with_it(course):
     assert c.loads == [3]
 
 
+def test_weights_that_turn_out_not_to_be_the_runs_are_replaced(course):
+    course.advance(2)
+    c = course.candidate()
+    course.follow(c)
+    course.caught_up(c)
+    c.candidate.note_unfit()
+    wait_until(lambda: c.loads == [2, 2])
+    gone = [course.members.pop(name) for name in list(course.members)]  # while nobody feeds it
+    for member in gone:
+        member.close()
+    wait_until(lambda: not c.candidate.feeder)
+    c.candidate.note_unfit()
+    course.join("m9")
+    course.generation += 1
+    course.follow(c)
+    wait_until(lambda: c.loads == [2, 2, 2])
+
+
 # ------------------------------------------------------------------------------------------- who is too slow
 
 
