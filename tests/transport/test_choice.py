@@ -7,9 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from reknit.core.errors import UsageError
+from reknit.core.errors import StateError, UsageError
+from reknit.core.layout import Layout
 from reknit.core.settings import resolve
+from reknit.worker import state
 from reknit.worker.ring.pieces import Section, Shape
+from reknit.worker.tracked import Tracked
 from reknit.worker.transport.choice import NAMES, Choice, check
 from reknit.worker.transport.collective import Collective
 from reknit.worker.transport.port import Tcp
@@ -95,3 +98,30 @@ def test_a_state_of_another_transport_begins_without_bounds(state):
     bounds.exponents = np.array([1, 2, 3], np.int32)
     bounds.load_state_dict(state)
     assert (bounds.exponents < -1000).all()
+
+
+def copied(**objects) -> tuple[Layout, bytearray]:
+    tracked = Tracked(**objects)
+    layout = state.describe(tracked)
+    memory = bytearray(layout.total)
+    state.copy_out(tracked, layout, memory)
+    return layout, memory
+
+
+def test_bounds_travel_in_copies_of_the_state_and_may_be_missing():
+    def bounds(*exponents):
+        made = Choice("gloo", SHAPE, BUCKETS, 4, HERE).bounds
+        made.exponents = np.array(exponents, np.int32)
+        return made
+
+    model = torch.nn.Linear(2, 1)
+    ours, theirs = bounds(7, -3, 11), bounds(0, 0, 0)
+    layout, memory = copied(model=model, reknit_bounds=ours)
+    state.load(Tracked(model=model, reknit_bounds=theirs), layout, memory)
+    assert theirs.exponents.tolist() == [7, -3, 11]
+    state.load(Tracked(model=model), layout, memory)  # over tcp nobody asks for them
+    layout, memory = copied(model=model)
+    state.load(Tracked(model=model, reknit_bounds=theirs), layout, memory)
+    assert (theirs.exponents < -1000).all()
+    with pytest.raises(StateError, match="the state holds"):
+        state.load(Tracked(model=model, other=bounds(1, 1, 1)), layout, memory)
