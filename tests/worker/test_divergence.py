@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from reknit.core.events import RingBroken, WorkerDiverged
+from reknit.worker.ring import pieces
+from reknit.worker.ring.reduction import Reduction
 from reknit.worker.ring.vote import Diverged
 from support.rings import PretendWorker, Rings, wait_until
 
@@ -161,6 +163,38 @@ def test_a_result_that_changes_before_it_is_applied_shows_as_other_weights(heal,
     assert (told.worker, told.what, told.step) == (victim, "weights", 4)
 
 
+@pytest.mark.parametrize("receiver", [1, 2])
+def test_a_partial_sum_that_arrives_other_than_it_was_sent_is_not_committed(heal, calm, monkeypatch, receiver):
+    """A bit that TCP's checksum let through: else all would get the same wrong result, and none could tell."""
+    ring = heal("abc")
+    spoilt = []
+    right = pieces.fold
+
+    def fold(start: Any, own: Any, piece: Any, out: Any) -> None:
+        right(start, own, piece, out)
+        me = ring["abc"[receiver - 1]]
+        if me.shared.step == 3 and threading.current_thread() is me.engine._thread and not spoilt:
+            spoilt.append(3)
+            out_after.append(out)
+
+    out_after: list[Any] = []
+    send = Reduction._pass
+
+    def spoil_on_the_wire(self: Reduction, kind: Any, number: int, coverage: int, values: Any) -> None:
+        if out_after and out_after[-1] is values:
+            out_after.clear()
+            values[6] ^= 2  # after its digest was taken: as a wire would do it
+        send(self, kind, number, coverage, values)
+
+    monkeypatch.setattr(pieces, "fold", fold)
+    monkeypatch.setattr(Reduction, "_pass", spoil_on_the_wire)
+    ring.begin()
+    assert set(ring.finish()) == {calm}
+    assert spoilt == [3]
+    assert ring.told(WorkerDiverged) == []
+    assert any("partial sums of step 3 arrived other" in b.error for b in ring.told(RingBroken))
+
+
 def test_a_result_that_arrives_other_than_it_was_sent_is_not_committed(heal, calm):
     """A bit that TCP's checksum let through: found by the last active's chain, in the same step."""
     ring = heal("abc")
@@ -173,8 +207,6 @@ def test_a_result_that_arrives_other_than_it_was_sent_is_not_committed(heal, cal
             spoilt.append(a.shared.step)
             view[5] ^= 1
         return view
-
-    from reknit.worker.ring.reduction import Reduction
 
     was = Reduction._receive
     try:

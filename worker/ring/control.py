@@ -53,6 +53,7 @@ class Wishes:
         chain: result chain of the step before, as the first active has it; everybody compares it with its own.
         weights: digest of the parameters that the step was computed with, as the first active has it; 0: not told.
         state: digest of the optimizers' tensors likewise, in a step before which a checkpoint was taken; 0: not told.
+        sent: digest of the partial sums as the worker before sent them; it is the receiver's to compare.
         notes: of computed slots, in slot order.
         switch: generation of the newest planned world heard, 0 for none.
         fed: somebody outside the ring learns from here.
@@ -70,6 +71,7 @@ class Wishes:
     fed: bool = False
     stopping: bool = False
     state: int = 0
+    sent: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 control.fed,
                 control.stopping,
                 control.state,
+                control.sent,
             ]
         )
     return wire.pack(
@@ -260,7 +263,8 @@ def decode(data: bytes) -> Wishes | Settled:
     plain = wire.unpack(data)
     try:
         if plain[0] == "wishes":
-            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping, state = plain
+            _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping, *digests = plain
+            state, sent = digests
             return Wishes(
                 plan_from_plain(plan),
                 frozenset(leaving),
@@ -273,6 +277,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 bool(fed),
                 bool(stopping),
                 int(state),
+                int(sent),
             )
         if plain[0] == "settled":
             _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, *ends = plain

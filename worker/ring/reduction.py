@@ -135,6 +135,8 @@ class Reduction:
     arrivals: Arrivals | None = None
     doubt: bool = False
     _made_in_place: bool = dataclasses.field(default=False, init=False)
+    _sent: xxhash.xxh3_64 = dataclasses.field(default_factory=xxhash.xxh3_64, init=False)
+    _got: xxhash.xxh3_64 = dataclasses.field(default_factory=xxhash.xxh3_64, init=False)
     _heard: dict[Kind, int] = dataclasses.field(default_factory=dict, init=False)
     _folded: int = dataclasses.field(default=0, init=False)
     _told: bytes = dataclasses.field(default=b"", init=False)
@@ -258,12 +260,12 @@ class Reduction:
                 out = start  # sent from where it is
         else:
             start = mine if link is None else link.payload(mine)
+            self._got.update(start.data)
         pieces.fold(start, own, piece, out)
         if link is not None:
             link.release()
         self.doubt = self.doubt or pieces.doubtful(out, piece)
-        if final:
-            digest.update(out.data)
+        (digest if final else self._sent).update(out.data)
         self._pass(Kind.FINAL if final else Kind.REDUCE, number, self.slots if final else where.before + where.own, out)
         self._folded += 1
 
@@ -274,8 +276,12 @@ class Reduction:
         if where.place > 0:
             heard = _decoded(self._told, Wishes)
             self._compare(heard, wishes.weights, wishes.state)
+            if heard.sent != self._got.intdigest():
+                reason = f"diverged: partial sums of step {self.step} arrived other than they were sent"
+                raise LinkBroken("previous", reason)
             wishes = control.merge(heard, wishes)
         if where.place != where.last:
+            wishes = dataclasses.replace(wishes, sent=self._sent.intdigest())
             self._send(Kind.REDUCE, number, where.before + where.own, control.encode(wishes))
         else:
             self._settled = dataclasses.replace(self.settle(wishes), after=after)
