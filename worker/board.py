@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Protocol
 
+import xxhash
+
 from reknit.core import log
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
@@ -118,7 +120,9 @@ class OnTheLog:
         with self.cv:
             if event.evaluation in self._finished:
                 return
-        self._bus.post(self._job, event, id=f"finished/{event.run}/{event.evaluation}")
+        # hashed: an id is a header, and the name in it is the user's
+        digest = xxhash.xxh3_128_hexdigest(event.evaluation.encode("utf-8", "surrogatepass"))
+        self._bus.post(self._job, event, id=f"finished/{event.run}/{digest}")
 
     def forget(self, step: int) -> None:
         """See `Board.forget`."""

@@ -48,6 +48,6 @@ def train(ring: Any, gate: Any, lies: str = "", **_: Any) -> dict[str, Any]:
             if gate.wanted("after middle"):
                 gate.hold("after middle")
             note("again", ring.evaluate(DATA, measure, micro_batch=MICRO, name="middle"))
-            note("tiny", ring.evaluate(TensorDataset(torch.ones(2, 1)), measure, micro_batch=2, name="tiny"))
+            note("tiny", ring.evaluate(TensorDataset(torch.ones(2, 1)), measure, micro_batch=2, name="tiny\nüß/"))
     note("end", ring.evaluate(DATA, measure, micro_batch=MICRO, name="end"))
     return found

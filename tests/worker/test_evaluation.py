@@ -162,7 +162,7 @@ def test_the_same_bits_for_any_number_of_workers(count: int, right: Any, endpoin
         crew.start(*names)
         crew.world(*names)
         results = crew.finish(*names)
-        names_told = {"", "middle", "tiny", "end"}
+        names_told = {"", "middle", "tiny\nüß/", "end"}
         until(lambda: {t.name for t in crew.of(EvaluationFinished)} == names_told, crew.story)
         told = crew.of(EvaluationFinished)
         assert set(measured(crew)) == set(range(BATCHES))

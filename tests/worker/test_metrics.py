@@ -18,7 +18,7 @@ from reknit.core.errors import UsageError
 from reknit.core.events import StepNotFinite
 from reknit.core.order import Course
 from support.cases import SEED
-from support.crews import Crew, alone
+from support.crews import Crew, alone, until
 
 DATA = TensorDataset(torch.arange(12.0).unsqueeze(1))
 
@@ -141,6 +141,7 @@ def test_bad_samples_are_named_on_every_worker_and_on_the_log(endpoint: Endpoint
         crew.start("w0", "w1", "w2")
         crew.world("w0", "w1", "w2", w2="spare")
         results = crew.finish("w0", "w1", "w2")
+        until(lambda: crew.of(StepNotFinite), crew.story)
         told = crew.of(StepNotFinite)
     assert [r["nonfinite"] for r in results.values()] == [expected_bad()] * 3
     first = told[0]
