@@ -18,6 +18,9 @@ HEADER = struct.Struct("<4sBB2xIIIIq")
 MAX_PAYLOAD = 64 << 20
 PIECE = 256 << 10
 """Bytes of a piece: large enough for the system calls, small enough to stay in the cache while it is summed."""
+LARGE_PIECE = 512 << 10
+"""Bytes of a piece of a flat buffer of at least `LARGE` bytes: there are more than enough of them for all links."""
+LARGE = 64 << 20
 
 
 class Kind(enum.IntEnum):

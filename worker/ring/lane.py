@@ -18,10 +18,10 @@ import socket
 
 import numpy as np
 
-from .frames import PIECE
+from .frames import LARGE_PIECE
 from .pieces import Buffer
 
-CHUNK = PIECE
+CHUNK = LARGE_PIECE
 CHUNKS = 16
 LEAST = 16 << 10
 """Payloads of fewer bytes go through the socket: their header is half of the work."""

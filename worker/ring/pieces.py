@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .frames import PIECE
+from .frames import LARGE, LARGE_PIECE, PIECE
 
 Buffer = npt.NDArray[np.uint8]
 """A flat byte buffer of one slot or one result."""
@@ -59,8 +59,9 @@ class Shape:
         """Bytes of a buffer."""
         return self.sections[-1].end if self.sections else 0
 
-    def pieces(self, size: int = PIECE) -> tuple[Piece, ...]:
-        """Cut into pieces of at most `size` bytes (a multiple of 8), never across a section."""
+    def pieces(self, size: int = 0) -> tuple[Piece, ...]:
+        """Cut into pieces of at most `size` bytes (a multiple of 8; 0: as suits the buffer), never across a section."""
+        size = size or (PIECE if self.nbytes < LARGE else LARGE_PIECE)
         return tuple(
             Piece(s.dtype, at, min(at + size, s.end), max(0, min(size, s.start + s.gradients - at)))
             for s in self.sections
