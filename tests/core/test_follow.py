@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nats
 import pytest
 from nats.aio.msg import Msg
 
@@ -322,6 +323,23 @@ async def test_reconnected_is_hearing_again(broker: Broker) -> None:
             took.append(time.monotonic() - began)
         print("hearing again after", [f"{1000 * t:.0f} ms" for t in took])
         assert min(took) < 5.0
+
+
+async def test_what_somebody_else_puts_beside_the_log_is_counted_and_said_once(
+    broker: Broker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = broker.endpoint
+    async with joined(endpoint) as bus:
+        heard: list[Received] = []
+        await bus.follow(heard.append)
+        client = await nats.connect(endpoint.url, user=endpoint.user, password=endpoint.password)
+        for _ in range(2000):
+            await client.publish("live.reknit.j.worker.exited", b"\xc1junk")
+        await client.drain()
+        await bus.publish("j", numbered(1))
+        await until(lambda: len(heard) == 1, "the event")
+        assert numbers(heard) == [1]
+    assert capfd.readouterr().err.count("not from the log") == 1
 
 
 async def test_following_begun_while_the_broker_is_frozen(broker: Broker) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from nats.aio.msg import Msg
@@ -25,6 +26,8 @@ from reknit.core.subjects import LIVE, ROOT
 _BUFFER = 20_000
 """Live messages kept while the journal is read; if there are more, they are read from the journal as well."""
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_SAY_EVERY = 10.0
+"""Seconds between two remarks on messages that somebody publishes as if they came from the log."""
 
 _log = log.get("follow")
 
@@ -64,6 +67,8 @@ class Follow:
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._foreign = 0
+        self._foreign_said = 0.0
 
     async def start(self, from_seq: int) -> None:
         """Listen, read what is stored from `from_seq` on, and return when that is given to the callback.
@@ -116,7 +121,7 @@ class Follow:
     def _on_live(self, message: Msg) -> None:
         stored = live(message)
         if stored is None:
-            _log.warning("not from the log", subject=message.subject)
+            self._say_foreign(message.subject)
         elif not self._stopped:
             if len(self._waiting) >= _BUFFER:
                 self._waiting.clear()
@@ -128,6 +133,13 @@ class Follow:
             if not self._reading and not self._drain_is_due:
                 self._drain_is_due = True
                 asyncio.get_running_loop().call_soon(self._drain)
+
+    def _say_foreign(self, subject: str) -> None:
+        self._foreign += 1
+        now = time.monotonic()
+        if self._foreign == 1 or now - self._foreign_said >= _SAY_EVERY:
+            self._foreign_said = now
+            _log.warning("not from the log", subject=subject, so_far=self._foreign)
 
     def _drain(self) -> None:
         self._drain_is_due = False
