@@ -100,6 +100,13 @@ def test_a_state_of_another_transport_begins_without_bounds(state):
     assert (bounds.exponents < -1000).all()
 
 
+def test_more_slots_than_add_up_exactly_are_refused():
+    choice = Choice("gloo", SHAPE, BUCKETS, (1 << 20) + 1, HERE)
+    with pytest.raises(UsageError, match="at most 1048576 slots"):
+        choice.make("127.0.0.1", lambda: False)
+    assert isinstance(Choice("tcp", SHAPE, BUCKETS, (1 << 20) + 1, HERE).make("127.0.0.1", lambda: False), Tcp)
+
+
 def copied(**objects) -> tuple[Layout, bytearray]:
     tracked = Tracked(**objects)
     layout = state.describe(tracked)

@@ -20,13 +20,7 @@ from reknit.worker.transport.making import Making, Unusable
 from reknit.worker.transport.meeting import Meeting, MeetingFailed
 from reknit.worker.transport.sockets import shut_down
 from reknit.worker.transport.watch import Watch
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        a = socket.create_connection(server.getsockname())
-        b, _ = server.accept()
-    return a, b
+from support.pairs import pair
 
 
 class Ring:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from reknit.core.errors import UsageError
 from reknit.worker.ring.pieces import Buffer, Section, Shape
 
-from . import device_point, nccl
+from . import device_point, nccl, scale
 from .bounds import Bounds
 from .buckets import lay_out
 from .collective import Collective, Meet
@@ -65,9 +65,17 @@ class Choice:
         Args:
             host: address of this machine that all members can reach.
             moved: True once a newer world exists.
+
+        Raises:
+            UsageError: there are more slots than can be added up exactly.
         """
         if self.bounds is None:
             return Tcp()
+        if self._slots > scale.MOST_SLOTS:
+            raise UsageError(
+                f"transport {self.name} adds up at most {scale.MOST_SLOTS} slots exactly, not {self._slots}",
+                hint="larger micro-batches and fewer slots, or --transport tcp",
+            )
         shape, buckets = self._layout
         if self.name == "nccl":
             nccl.prepare()

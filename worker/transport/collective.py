@@ -26,6 +26,7 @@ from .bounds import Bounds
 from .fixed_point import Extent
 from .group import CollectiveFailed, Group
 from .largest import over_all
+from .making import Unusable
 from .point import Point
 from .scale import Exponents, rule, unknown
 from .watch import Watch
@@ -34,6 +35,8 @@ CHUNK = 1 << 20
 """Lanes of one collective, 8 MiB: while one is under way, the one before becomes floats."""
 EXPLAIN = 1.0
 """Seconds that a failed collective waits for its cause to show: a link that ends, or a newer world."""
+ATTEMPTS = 3
+"""Collectives in a row that may fail although no link broke and the world stayed, until the run fails with them."""
 FAREWELL = 2.0
 """Seconds that the end of a session waits for groups to be gone."""
 _UNTOLD = np.iinfo(np.int32).min
@@ -66,6 +69,7 @@ class Collective:
         self._group: Group | None = None
         self._watch: Watch | None = None
         self._left: list[Group] = []
+        self._failures = 0
 
     # --------------------------------------------------------------------------------------------------- one step
 
@@ -81,6 +85,7 @@ class Collective:
         except BaseException:
             self._leave()
             raise
+        self._failures = 0
         digest = xxhash.xxh3_64(work.chain.to_bytes(8, "little"))
         digest.update(work.result.data)
         work.doubt = bool(extent.special.any())
@@ -187,14 +192,21 @@ class Collective:
         """A collective failed because some member is gone, not always a neighbour: the links or the world tell who.
 
         Raises:
-            LinkBroken: always, unless
+            LinkBroken: a link has ended; or nothing shows, and the ring is linked anew.
             WorldMoved: a newer world arrived.
+            Unusable: nothing shows, again and again: the members reach each other over TCP, but not in this way.
         """
         try:
             if self._watch is not None:
                 self._watch.until(lambda: False, EXPLAIN)
         finally:
             self._leave()
+        self._failures += 1
+        if self._failures >= ATTEMPTS:
+            raise Unusable(
+                f"{self._failures} collectives in a row failed while all links hold; the last one: {failed}",
+                hint="is a firewall between the nodes? The library uses ports of its own, --transport tcp does not",
+            ) from failed
         raise LinkBroken("previous", f"collective: {failed}") from failed
 
     def _bury(self, seconds: float) -> None:

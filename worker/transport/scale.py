@@ -30,6 +30,7 @@ HEADROOM = 6
 then has 50 bits, and every element down to 2**-26 of it keeps all 24."""
 SLACK = 16
 """A bucket whose bound is more than 2**16 times its largest element is counted again too: it would lose bits."""
+MOST_SLOTS = 1 << 20
 UNKNOWN = -(1 << 30)
 """Exponent of a bound that is not known, and of the largest element of a bucket that holds only zeros."""
 
@@ -101,7 +102,6 @@ def low(slots: int) -> int:
 
 
 def _room(slots: int) -> int:
-    room = (slots - 1).bit_length()
-    if room > 20:
-        raise ValueError(f"{slots} slots are too many for an exact sum: at most {1 << 20}")
-    return room
+    if slots > MOST_SLOTS:
+        raise ValueError(f"{slots} slots are too many for an exact sum: at most {MOST_SLOTS}")
+    return (slots - 1).bit_length()
