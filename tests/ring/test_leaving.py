@@ -55,7 +55,7 @@ def test_all_leave_together_with_the_same_bits(rings):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["beside the ring", "in the ring"])
 def test_the_last_one_with_the_state_stays_until_whoever_learns_has_it(rings, inside):
-    total = 3000
+    total = 100_000
     a = rings.add(PretendWorker("a", slots=4, total=total))
     rings.world(["a"])
     wait_until(lambda: a.shared.step > 2)
@@ -78,7 +78,12 @@ def test_the_last_one_with_the_state_stays_until_whoever_learns_has_it(rings, in
     wait_until(lambda: a.shared.step > then + 20, what="a goes on")
     assert (a.shared.leaving, a.outcome) == ("asked", "")
     gate.set()
-    wait_until(lambda: b.shared.current, what="b has the state")
+
+    def caught_up() -> bool:
+        with b.shared.cv:
+            return b.shared.current and not b.shared.learning and b.shared.main_step == b.shared.step
+
+    wait_until(caught_up, what="b has caught up")
     rings.world(["a", "b"], planned=True)
     wait_until(lambda: a.shared.leaving == "idle", what="b has the slots")
     rings.world(["b"], planned=True)
