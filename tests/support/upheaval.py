@@ -283,8 +283,9 @@ class Upheaval:
         now = self.town.lives_of(world)
         old = self.town.lives_of(before) if before else set()
         record = self.town.houses[0].view.record
-        current = {life for life in now if (w := record.workers.get(life[0])) and w.life == life and w.current}
-        assert current == now & self.shards.current, "both services know the same of the state"
+        newest = {life for life in now if (w := record.workers.get(life[0])) and w.life == life}
+        current = {life for life in newest if record.workers[life[0]].current}
+        assert current == newest & self.shards.current, "both services know the same of the state"
         if world.planned:
             assert before is not None
             assert before.status == world.status == "running"
