@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -226,6 +228,84 @@ def test_a_node_is_killed_and_started_again(run: Training) -> None:
     run.launchers[node].wait()
     run.start_node(node)
     run.whole(run.now())
+
+
+# -------------------------------------------------------------------------------------------------- one after another
+
+
+def killed(run: Training, worker: str) -> None:
+    run.signal(signal.SIGKILL, run.worker(worker))
+
+
+def unplugged(run: Training, worker: str) -> None:
+    run.hosts.unplug(run.host(worker))
+
+
+def cut_off(run: Training, worker: str) -> None:
+    other = next(w for w in run.ring() if w != worker)
+    run.hosts.reset(run.host(worker), run.host(other))
+
+
+FAULTS = {"killed": killed, "unplugged": unplugged, "reset": cut_off}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", FAULTS)
+@pytest.mark.parametrize("first", ["killed", "unplugged"])
+def test_a_second_break_while_the_first_is_mended(run: Training, first: str, second: str) -> None:
+    """The moment that the world without the first one is known, another is hit."""
+    ring = run.ring()
+    pids = {w: run.worker(w) for w in run.everybody}
+    at = run.now()
+    try:
+        FAULTS[first](run, ring[1])
+        run.event("world.changed", at)
+        FAULTS[second](run, ring[3])
+        left = {ring[0], ring[2]} | ({ring[3]} if second == "reset" else set())
+        again = run.now()
+        record(f"{first}, then {second}", run.mended(again, left), level="hosts")
+        run.goes_on(left, 5)
+    finally:
+        for worker in (ring[1], ring[3]):
+            run.hosts.plug(run.host(worker))
+    run.whole(run.now())
+    assert {w: run.worker(w) for w in left} == {w: pids[w] for w in left}
+
+
+HECKLER = """
+import random, socket, sys, time
+draw, addresses, until = random.Random(int(sys.argv[1])), sys.argv[2].split(","), time.monotonic() + float(sys.argv[3])
+kept = []
+while time.monotonic() < until:
+    host, _, port = draw.choice(addresses).rpartition(":")
+    try:
+        sock = socket.create_connection((host, int(port)), timeout=0.5)
+        sock.sendall(draw.choice([b"", b"GET / HTTP/1.1\\r\\n\\r\\n", draw.randbytes(300), bytes(64)]))
+        kept.append(sock)
+    except OSError:
+        pass
+    while len(kept) > 30:
+        kept.pop(0).close()
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.slow
+def test_garbage_at_every_port_while_workers_die(run: Training) -> None:
+    addresses = ",".join(m["address"] for m in run.world()["members"])
+    hecklers = [
+        subprocess.Popen([*run.host(node).wrap, sys.executable, "-c", HECKLER, str(seed), addresses, "12"])
+        for seed, node in enumerate(run.nodes)
+    ]
+    try:
+        for victim in run.ring()[:2]:
+            at = run.signal(signal.SIGKILL, run.worker(victim))
+            record("worker killed, garbage at every port", run.mended(at, run.everybody - {victim}), level="hosts")
+            run.whole(run.now())
+    finally:
+        for heckler in hecklers:
+            heckler.kill()
+            heckler.wait()
 
 
 # -------------------------------------------------------------------------------------------------- the end

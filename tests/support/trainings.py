@@ -194,8 +194,8 @@ class Training:
         self._home(name).mkdir(parents=True, exist_ok=True)
         return self.place.start(*args, env=env, wrap=self.hosts.hosts[name].wrap)
 
-    def begin(self) -> None:
-        """Start everything and wait until all workers train together."""
+    def begin(self, *, trains: bool = True) -> None:
+        """Start everything and wait until all workers train together, if that is to be waited for."""
         self.start_plane()
         secret = self.place.folder / "secret"
         secret.write_text("a secret of this test\n")
@@ -203,6 +203,11 @@ class Training:
         self._entry = ("--nats", str(self._home(PLANE) / "up" / "endpoint.json"), "--secret-file", str(secret))
         for node in self.nodes:
             self.start_node(node)
+        if trains:
+            self.trained()
+
+    def trained(self) -> None:
+        """Wait until all workers train together for the first time."""
         until(self.steps, f"the first step\n{self.told()}", START)
         self.until_trains(self.everybody, within=START)
 
@@ -324,7 +329,7 @@ class Training:
     def events(self, kind: str, since: float = 0.0) -> list[dict[str, Any]]:
         """Events of a kind as the log has them, followed by `reknit events` on the control plane's own host."""
         if self._events is None or self._events.process.poll() is not None:
-            # (it ends with its broker's host, and reads the log from its beginning again)
+            # it ends with its broker's host, and while there is no job yet; then it reads the log from its beginning
             self._events = self._start(PLANE, "events", "--job", JOB, "--follow", "--json")
         return [
             row["event"] | {"at": row["time"]}
