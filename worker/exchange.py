@@ -17,12 +17,13 @@ from reknit.core.events import Range, WorldChanged
 
 from .copies import CopyWanted, StateCopy
 from .early import Early
+from .rehearsal import Outcome, Rehearsal
 from .ring.control import Plan, SlotNote
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
 from .ring.vote import Diverged, Wrong
 from .weights import Held
-from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Result, Verify, Work
+from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Rehearse, Restore, Result, Verify, Work
 
 _FEW = 2
 """Buffers in the pool that are enough: the rest is given back to the system."""
@@ -46,6 +47,7 @@ class Exchange:
         current: this worker has the run's state in memory, as the ring knows it.
         learning: the weights in memory are not the run's until the copy that was asked for is loaded.
         weights: digest of the weights that `step` is computed with, and what the ring agreed on about it.
+        rehearsal: whether this worker, if it is new, computes the bits that the others do.
         on_stray: called once this worker's state is known not to be the run's: tells it and ends the links.
         on_doubt: called with what speaks for it once nobody can know any more whether the run's own state is right.
         left_out: a world was made without us; the main thread has not come back to the ring since.
@@ -73,8 +75,7 @@ class Exchange:
         self.step = 0
         self.owners: tuple[Range, ...] = ()
         self.main_step: int | None = None
-        self.current = False
-        self.whole = False
+        self.current = self.whole = False
         self.chain = 0
         self.plan: Plan | None = None
         self.checkpoint = ""
@@ -101,6 +102,7 @@ class Exchange:
         self.computed: dict[int, Buffer] = {}
         self.notes: dict[int, SlotNote] = {}
         self.weights = Held()
+        self.rehearsal = Rehearsal()
         self.early = Early(self)
         self.on_stray: Callable[[int, Wrong], None] = lambda _step, _wrong: None
         self.on_doubt: Callable[[int, str], None] = lambda _step, _why: None
@@ -228,7 +230,8 @@ class Exchange:
             return self._in_step()
         agreed = ready.of.settled.weights
         if self.weights.compare(step, agreed):
-            return Apply(step, ready)
+            rehearses = self.weights.verify and self.rehearsal.wanted(ready.of)
+            return Rehearse(step, self.rehearsal.slot) if rehearses else Apply(step, ready)
         why = f"diverged: step {step} was computed with weights {agreed:016x}, here they are {self.weights.digest:016x}"
         if self._compared(ready):
             self.stray(why, Wrong(self.worker, "weights", self.weights.digest, agreed, "majority"))
@@ -281,6 +284,16 @@ class Exchange:
             if step == self.main_step and not self.learning:
                 self.weights.take(step, digest, doubt=doubt, state=state)
             self.cv.notify_all()
+
+    def proof_slot(self, step: int) -> int:
+        """The slot of this step whose gradient is proved, -1 for none."""
+        proving = self.rehearsal.proving and self.weights.verify and step == self.step
+        return step % self.used(step) if proving else -1
+
+    def rehearsed(self, digest: int) -> Outcome:
+        """The slot that was asked for by `Rehearse` has a gradient with this digest."""
+        with self.cv:
+            return self.rehearsal.compare(digest)
 
     def stray(self, why: str, wrong: Wrong) -> None:
         """This worker's state is not the run's: it must learn anew, and the ring be linked anew for that."""
@@ -418,6 +431,7 @@ class Exchange:
             self.step = result.of.step + 1
             self.chain = result.of.chain
             self.owners = result.of.settled.owners
+            self.rehearsal.proving = result.of.settled.rehearse
             self._orphans.clear()
             self._drop_computed()
             self._prune()
@@ -429,6 +443,7 @@ class Exchange:
             self.current = self.whole = False
             self.learning = True
             self.weights.replace()
+            self.rehearsal.begin()
             self.learns_from = step
             self.load = self.received = None
             self.forget_all()

@@ -28,6 +28,7 @@ from reknit.core.events import (
     CheckpointRestored,
     JobDoubted,
     JobFinished,
+    JobInexact,
     JobStopAsked,
     JobSubmitted,
     Member,
@@ -60,6 +61,7 @@ from .identity import Identity
 from .overlap import Overlap
 from .ports import Outlet, Span
 from .pulse import Gauge
+from .rehearsal import gradient_digest
 from .ring.control import Plan, SlotNote
 from .ring.listener import Listener
 from .ring.vote import Diverged
@@ -69,7 +71,7 @@ from .step import Step
 from .teaching import Teacher
 from .tracked import Tracked
 from .transport.choice import Choice
-from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Result, Verify
+from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Rehearse, Restore, Result, Verify
 
 _AREAS = ("world", "shards", "checkpoint", "job")
 _BEAT = 0.25
@@ -264,6 +266,10 @@ class Run:
                         self._outlet.span(
                             Span("step.recompute", seconds, seconds, self._engine.trace, {"step": number, "slot": slot})
                         )
+                case Rehearse(number, slot):
+                    self._flat.begin_slot()
+                    yield self._hand_out(step, number, slot)
+                    self._end_rehearsal(step, number)
                 case Apply(number, result):
                     self._apply(step, number, result)
                 case Begin(number):
@@ -274,9 +280,13 @@ class Run:
         if self.shared.weights.verify:
             self._watch.begin(number, self.shared.weights.witnesses)
         self._chaos.at(number)
+        batch = self._hand_out(step, number, slot)
+        self._arrivals.begin(number, slot, full=len(self.samples) == self.course.micro_batch)
+        return batch
+
+    def _hand_out(self, step: Step, number: int, slot: int) -> Any:
         self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
         batch = self._batches.fetch(number, slot)
-        self._arrivals.begin(number, slot, full=len(self.samples) == self.course.micro_batch)
         step.begin_slot()
         return batch
 
@@ -289,9 +299,39 @@ class Run:
         self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count, copied=copied)
         bad = self.samples if loss is not None and not math.isfinite(loss) else ()
         sums = {name: (value * count, float(count)) for name, value in metrics.items()}
-        self.shared.put(number, slot, buffer, SlotNote(slot, sums, bad) if sums or bad else None)
+        proof = gradient_digest(self._flat.shape, buffer) if slot == self.shared.proof_slot(number) else 0
+        note = SlotNote(slot, sums, bad, proof)
+        self.shared.put(number, slot, buffer, note if sums or bad or proof else None)
         self._arrivals.handed_in()
         self.slot, self.samples = -1, ()
+
+    def _end_rehearsal(self, step: Step, number: int) -> None:
+        """A slot that another worker had was computed, to compare; nothing of it is used."""
+        count = len(self.samples)
+        loss, _ = step.end_slot()
+        buffer = self.shared.buffer()
+        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
+        outcome = self.shared.rehearsed(gradient_digest(self._flat.shape, buffer))
+        self.shared.recycle(buffer)
+        self.slot, self.samples = -1, ()
+        if outcome in ("unsteady", "other"):
+            self._tell_rehearsal(self.shared.rehearsal.words(number, outcome), refused=outcome == "other")
+
+    def _tell_rehearsal(self, what: str, *, refused: bool) -> None:
+        shared, context = self.shared, self.context
+        if refused:
+            why = f"this worker computes other bits than the job's: {what}"
+            self._outlet.post(WorkerRefused(worker=shared.worker, incarnation=shared.incarnation, reason=why))
+            raise RefusedByJob(why)
+        self._outlet.post(
+            JobInexact(
+                run=context.run,
+                worker=shared.worker,
+                incarnation=shared.incarnation,
+                node=context.node,
+                difference=what,
+            )
+        )
 
     def _apply(self, step: Step, number: int, result: Result) -> None:
         first, end = self.course.span(number)

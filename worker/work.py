@@ -54,6 +54,14 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Rehearse:
+    """Work: compute this slot of a step whose result is here, to see if it comes to the same bits."""
+
+    step: int
+    slot: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Verify:
     """Work: take a digest of the weights that `step` is computed with, as they are now."""
 
@@ -77,7 +85,7 @@ class Done:
     """Work: none is left; everybody has the last result."""
 
 
-Work = Compute | Apply | Begin | Load | Restore | Copy | Verify | Leave | ComeBack | Done
+Work = Compute | Apply | Begin | Load | Restore | Copy | Rehearse | Verify | Leave | ComeBack | Done
 
 
 @dataclasses.dataclass(slots=True)

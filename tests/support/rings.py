@@ -18,6 +18,7 @@ from reknit.worker.engine import Engine
 from reknit.worker.exchange import Exchange
 from reknit.worker.identity import Identity
 from reknit.worker.ports import Memory
+from reknit.worker.ring.control import SlotNote
 from reknit.worker.ring.listener import Listener
 from reknit.worker.ring.pieces import Section, Shape
 from reknit.worker.teaching import Teacher
@@ -26,7 +27,7 @@ from reknit.worker.transport.buckets import lay_out, whole_sections
 from reknit.worker.transport.collective import Collective
 from reknit.worker.transport.gloo import GlooGroup
 from reknit.worker.transport.point import HostPoint
-from reknit.worker.work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Restore, Verify
+from reknit.worker.work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Rehearse, Restore, Verify
 
 FLOATS = 3000
 SHAPE = Shape(
@@ -54,6 +55,11 @@ def gradient(step: int, slot: int, weights: np.ndarray) -> np.ndarray:
     return (rng.standard_normal(FLOATS) * 10.0 ** rng.integers(-6, 6, FLOATS) + 0.01 * weights).astype(np.float32)
 
 
+def proof_of(slot: np.ndarray) -> int:
+    """Digest of all that a slot's buffer holds."""
+    return int.from_bytes(hashlib.sha256(slot.tobytes()).digest()[:8], "little") or 1
+
+
 class PretendWorker:
     """One worker: an engine and a main thread that runs a pretend training loop."""
 
@@ -75,6 +81,7 @@ class PretendWorker:
         self.counter = 0
         self.computed: list[tuple[int, int]] = []
         self.applied: list[int] = []
+        self.rehearsals: list[tuple[int, str]] = []
         self.outlet = Memory()
         self.registered: list[tuple[int, int]] = []
         self.outcome = ""
@@ -176,12 +183,8 @@ class PretendWorker:
                     shared.begin(state.step)
                 case Begin(step):
                     shared.begin(step)
-                case Verify(step):
-                    self.meddle("verify", step)
-                    self.note(f"verify {step}", self.weights)
-                    digest = int(self.digest[:16], 16) or 1
-                    shared.verified(step, digest, doubt=self.doubts, state=digest if step == shared.total else 0)
-                    self.meddle("verified", step)
+                case Verify() | Rehearse():
+                    self._compare(work)
                 case Copy(step):
                     shared.copying(step)
                     raw = memoryview(self._state())
@@ -210,11 +213,24 @@ class PretendWorker:
                     self.outcome = "done"
                     return
 
+    def _compare(self, work: Verify | Rehearse) -> None:
+        shared, step = self.shared, work.step
+        if isinstance(work, Rehearse):
+            self.note(f"rehearse {step}.{work.slot}", self.weights)
+            self.rehearsals.append((step, shared.rehearsed(proof_of(self._slot(step, work.slot)))))
+            return
+        self.meddle("verify", step)
+        self.note(f"verify {step}", self.weights)
+        digest = int(self.digest[:16], 16) or 1
+        shared.verified(step, digest, doubt=self.doubts, state=digest if step == shared.total else 0)
+        self.meddle("verified", step)
+
     def _compute(self, step: int, slot: int) -> None:
         buffer = self.shared.buffer()
         right = self._slot(step, slot)
         buffer[: len(right)] = right
-        self.shared.put(step, slot, buffer)
+        proved = slot == self.shared.proof_slot(step)
+        self.shared.put(step, slot, buffer, SlotNote(slot, proof=proof_of(right)) if proved else None)
 
     def _slot(self, step: int, slot: int) -> np.ndarray:
         """What a slot's buffer must hold."""

@@ -34,11 +34,13 @@ class SlotNote:
         slot: number of the slot.
         metrics: name -> (sum, weight); the global mean is the sum of sums over the sum of weights, in slot order.
         nonfinite: sample ids of the slot if its gradient or loss holds NaN or Inf, else empty.
+        proof: digest of its gradient, told for one slot a step while a newcomer learns; else 0.
     """
 
     slot: int
     metrics: Sums = dataclasses.field(default_factory=dict)
     nonfinite: tuple[int, ...] = ()
+    proof: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Settled:
         ledger: ledger records up to this step may be forgotten.
         stop: everybody leaves after this step.
         chain, weights, state: as in the wishes.
+        rehearse: somebody learns: in the next step one slot's gradient is proved.
+        proof: (slot, digest of its gradient), or empty.
         after: result chain after this step, as the last active has it: who got another result was sent it wrong.
         switch: the ring is left for that of this generation after this step; 0: it goes on.
         metrics: global means of what the slots' notes tell.
@@ -103,6 +107,8 @@ class Settled:
     nonfinite: tuple[tuple[int, tuple[int, ...]], ...] = ()
     after: int = 0
     state: int = 0
+    rehearse: bool = False
+    proof: tuple[int, int] | tuple[()] = ()
 
 
 def merge(a: Wishes, b: Wishes) -> Wishes:
@@ -173,6 +179,8 @@ def settle(
         chain=wishes.chain,
         weights=wishes.weights,
         state=wishes.state,
+        rehearse=wishes.fed and not stop,
+        proof=next(((note.slot, note.proof) for note in wishes.notes if note.proof), ()),
         switch=wishes.switch if wishes.switch > generation and not stop else 0,
         metrics=fold(note.metrics for note in wishes.notes),
         nonfinite=tuple((note.slot, note.nonfinite) for note in wishes.notes if note.nonfinite),
@@ -227,7 +235,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 control.ledger,
                 control.chain,
                 control.weights,
-                [[n.slot, {k: list(v) for k, v in n.metrics.items()}, list(n.nonfinite)] for n in control.notes],
+                [_note_to_plain(note) for note in control.notes],
                 control.switch,
                 control.fed,
                 control.stopping,
@@ -250,6 +258,8 @@ def encode(control: Wishes | Settled) -> bytes:
             [[slot, list(samples)] for slot, samples in control.nonfinite],
             control.after,
             control.state,
+            control.rehearse,
+            list(control.proof),
         ]
     )
 
@@ -281,7 +291,7 @@ def decode(data: bytes) -> Wishes | Settled:
             )
         if plain[0] == "settled":
             _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, *ends = plain
-            after, state = ends
+            after, state, rehearse, proof = ends
             return Settled(
                 ranges_from_plain(owners),
                 frozenset(leaving),
@@ -295,12 +305,18 @@ def decode(data: bytes) -> Wishes | Settled:
                 tuple((int(slot), tuple(map(int, samples))) for slot, samples in nonfinite),
                 int(after),
                 int(state),
+                bool(rehearse),
+                (int(proof[0]), int(proof[1])) if proof else (),
             )
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"control piece does not fit: {error}") from error
     raise WireError("not a control piece")
 
 
-def _note(slot: Any, metrics: Any, nonfinite: Any) -> SlotNote:
+def _note_to_plain(note: SlotNote) -> list[Any]:
+    return [note.slot, {name: list(sums) for name, sums in note.metrics.items()}, list(note.nonfinite), note.proof]
+
+
+def _note(slot: Any, metrics: Any, nonfinite: Any, proof: Any) -> SlotNote:
     sums = {str(name): (float(total), float(weight)) for name, (total, weight) in metrics.items()}
-    return SlotNote(int(slot), sums, tuple(map(int, nonfinite)))
+    return SlotNote(int(slot), sums, tuple(map(int, nonfinite)), int(proof))
