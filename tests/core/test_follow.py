@@ -342,12 +342,20 @@ async def test_what_somebody_else_puts_beside_the_log_is_counted_and_said_once(
     assert capfd.readouterr().err.count("not from the log") == 1
 
 
+def all_stopped(pid: int) -> bool:
+    """True once the kernel has stopped every thread of a process."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 async def test_following_begun_while_the_broker_is_frozen(broker: Broker) -> None:
     assert broker.pid
     async with joined(broker.endpoint) as bus:
         await bus.publish("j", numbered(1))
         os.kill(broker.pid, signal.SIGSTOP)
         try:
+            # the signal is on its way: until all threads have stopped the broker may still answer
+            await until(lambda: all_stopped(broker.pid), "the broker has stopped")
             heard: list[Received] = []
             following = asyncio.create_task(bus.follow(heard.append))
             await asyncio.sleep(0.5)
