@@ -41,7 +41,7 @@ def norm_of(gradients: Sequence[torch.Tensor], norm_type: float = 2.0) -> float:
     if math.isinf(norm_type):
         largest = torch.stack([g.abs().max().double().cpu() for g in reals])
         return float(largest.max())  # unlike Python's own, it lets a NaN through
-    total = float(np.cumsum(np.concatenate([part for g in reals for part in _rows(g, norm_type)]))[-1])
+    total = float(np.cumsum(_row_sums(reals, norm_type))[-1])
     return math.pow(total, 1.0 / norm_type)
 
 
@@ -74,21 +74,53 @@ def _real(gradient: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 
-def _rows(gradient: torch.Tensor, norm_type: float) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """Sums of |x|^p of each row, in order."""
-    flat = gradient.reshape(-1)
-    most = (_ROWS if norm_type in (1.0, 2.0) else _ROWS_OF_POWERS) * ROW
-    room = torch.empty(min(most, -(-flat.numel() // ROW) * ROW), dtype=torch.float64, device=flat.device)
-    sums = []
-    for part in flat.split(most):
-        rows = room[: -(-part.numel() // ROW) * ROW]
-        rows[: part.numel()].copy_(part)
-        rows[part.numel() :] = 0.0
-        if norm_type == 2.0:
+def _row_sums(reals: Sequence[torch.Tensor], norm_type: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Sums of |x|^p of each row of each gradient, in order. Rows of small gradients are summed together."""
+    room = _Room(_ROWS if norm_type in (1.0, 2.0) else _ROWS_OF_POWERS, norm_type)
+    for gradient in reals:
+        room.add(gradient.reshape(-1))
+    room.sum()
+    return np.concatenate(room.sums)
+
+
+class _Room:
+    """Rows that are summed together.
+
+    Attributes:
+        sums: of the rows so far, in order.
+    """
+
+    def __init__(self, rows: int, norm_type: float) -> None:
+        self.sums: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+        self._rows, self._norm_type = rows, norm_type
+        self._room = torch.empty(0, dtype=torch.float64)
+        self._used = 0
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Cut into rows, the last one filled up with zeros."""
+        most = self._rows * ROW
+        for part in (flat,) if flat.numel() <= most else flat.split(most):
+            rows = -(-part.numel() // ROW)
+            if self._used + rows > self._rows or self._room.device != part.device:
+                self.sum()
+            if self._room.device != part.device or not self._room.numel():
+                self._room = torch.empty(most, dtype=torch.float64, device=part.device)
+            first, end = self._used * ROW, (self._used + rows) * ROW
+            self._room[first : first + part.numel()].copy_(part)
+            if first + part.numel() < end:
+                self._room[first + part.numel() : end].zero_()
+            self._used += rows
+
+    def sum(self) -> None:
+        """Sum the rows that are there."""
+        rows = self._room[: self._used * ROW]
+        self._used = 0
+        if not rows.numel():
+            return
+        if self._norm_type == 2.0:
             rows.mul_(rows)
         else:
             rows.abs_()
-            if norm_type != 1.0:
-                rows.pow_(norm_type)
-        sums.append(rows.view(-1, ROW).sum(1).cpu().numpy())
-    return sums
+            if self._norm_type != 1.0:
+                rows.pow_(self._norm_type)
+        self.sums.append(rows.view(-1, ROW).sum(1).cpu().numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ SAMPLES, MICRO = 50, 4
 DATA = TensorDataset(torch.arange(float(SAMPLES)).unsqueeze(1))
 
 
-def train(ring: Any, gate: Any, lies: str = "", **_: Any) -> dict[str, Any]:
+def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, **_: Any) -> dict[str, Any]:
     """Train a little; return what each evaluation found, bit for bit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -24,6 +25,7 @@ def train(ring: Any, gate: Any, lies: str = "", **_: Any) -> dict[str, Any]:
 
     def measure(batch: Any) -> dict[str, Any]:
         (x,) = batch
+        time.sleep(slow)
         loss = F.mse_loss(model(x), x)  # in training mode, with dropout and batch norm
         return {"loss": loss, "large": ((x > 30).sum(), len(x))} | ({"rare": x.max()} if float(x[0]) < 9 else {})
 

@@ -16,7 +16,13 @@ import reknit
 from reknit.core.broker import Broker
 from reknit.core.context import Endpoint
 from reknit.core.errors import UsageError
-from reknit.core.events import CheckpointRestored, EvaluationDiffers, EvaluationFinished, EvaluationPart
+from reknit.core.events import (
+    CheckpointRestored,
+    EvaluationDiffers,
+    EvaluationFinished,
+    EvaluationPart,
+    WorkerFinished,
+)
 from support.crews import Crew, alone, until
 from support.examined import DATA, MICRO, SAMPLES
 
@@ -295,3 +301,47 @@ def test_what_was_measured_on_a_lost_line_does_not_count(right: Any, endpoint: E
         assert crew.of(CheckpointRestored)
         again = measured(crew)[len(before) :]
     assert set(before) <= set(again)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_storm_of_kills_joins_and_outages(seed: int, right: Any, tmp_path: Path) -> None:
+    """Random histories while evaluations are under way; the seed says all but the moments."""
+    rng = random.Random(seed)
+    broker = Broker(tmp_path / "store")
+    endpoint = broker.start()
+    try:
+        with Crew(endpoint, tmp_path, SCRIPT, slow=0.08) as crew:
+            here = ["w0", "w1", "w2"][: rng.choice([2, 3])]
+            crew.start(*here)
+            crew.world(*here)
+            for number in range(3):
+                parts = len(crew.of(EvaluationPart)) + rng.randrange(8)
+                until(lambda parts=parts: len(crew.of(EvaluationPart)) > parts or crew.of(WorkerFinished), crew.story)
+                event = rng.choice(["kill", "join", "outage"])
+                if crew.of(WorkerFinished):
+                    break
+                if event == "kill" and len(here) > 1:
+                    victim = here.pop(rng.randrange(len(here)))
+                    crew.kill(victim)
+                    crew.world(*here)
+                elif event == "join":
+                    crew.start(f"j{number}")
+                    if not crew.of(WorkerFinished):
+                        crew.world(*here, f"j{number}")
+                        until(
+                            lambda n=f"j{number}": crew.pulses[n].current or crew.of(WorkerFinished),
+                            crew.story,
+                        )
+                        if crew.pulses[f"j{number}"].current:
+                            here.append(f"j{number}")
+                elif event == "outage":
+                    broker.kill()
+                    broker.start()
+            results = crew.finish(*here)
+    finally:
+        broker.stop()
+    for result in results.values():
+        assert result == {key: right[key] for key in result}
+    assert any(result == right for result in results.values()) or all(name.startswith("j") for name in here)
