@@ -14,7 +14,7 @@ SAMPLES, MICRO = 50, 4
 DATA = TensorDataset(torch.arange(float(SAMPLES)).unsqueeze(1))
 
 
-def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, **_: Any) -> dict[str, Any]:
+def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, stop: bool = False, **_: Any) -> dict[str, Any]:
     """Train a little; return what each evaluation found, bit for bit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -50,6 +50,8 @@ def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, **_: Any) -> 
             if gate.wanted("after middle"):
                 gate.hold("after middle")
             note("again", ring.evaluate(DATA, measure, micro_batch=MICRO, name="middle"))
+            if stop:
+                break
             note("tiny", ring.evaluate(TensorDataset(torch.ones(2, 1)), measure, micro_batch=2, name="tiny\nüß/"))
     note("end", ring.evaluate(DATA, measure, micro_batch=MICRO, name="end"))
     return found

@@ -269,6 +269,17 @@ def test_a_spare_and_a_candidate_have_the_same_result(right: Any, endpoint: Endp
     assert all(result == right for result in results.values())
 
 
+def test_after_an_early_stop(endpoint: Endpoint, tmp_path: Path) -> None:
+    """The script breaks out of the loop, all at the same step, and evaluates then; the ring falls apart meanwhile."""
+    expected = alone(SCRIPT, tmp_path, stop=True)
+    assert set(expected) == {"before 2", "middle", "again", "end"}
+    with Crew(endpoint, tmp_path, SCRIPT, stop=True) as crew:
+        crew.start("w0", "w1", "w2")
+        crew.world("w0", "w1", "w2")
+        results = crew.finish("w0", "w1", "w2")
+    assert all(result == expected for result in results.values())
+
+
 def test_a_second_measurement_that_differs_is_reported_and_not_used(endpoint: Endpoint, tmp_path: Path) -> None:
     with Crew(endpoint, tmp_path, SCRIPT, lies="w1") as crew:
         crew.start("w0", "w1")
