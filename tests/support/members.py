@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from support import member
+from support.crews import server
 
 PATIENCE = 60.0
 
@@ -16,8 +16,7 @@ class MemberProcess:
     """One of them."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["reknit.worker.transport.gloo"])
+        context = server()  # a process has one server for all: who comes first says what it has loaded
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=member.main, args=(theirs,), daemon=True)
         self.process.start()

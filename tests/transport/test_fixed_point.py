@@ -135,7 +135,7 @@ def f4_of(x: float) -> np.float32:
         return np.float32(x)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(steps())
 def test_the_bits_of_the_plain_reference_for_any_split(step):
     slots, of, split, bounds, rng = step
@@ -153,7 +153,7 @@ def test_the_bits_of_the_plain_reference_for_any_split(step):
     assert ruling.following.tolist() == following
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=1), st.integers(-(2**58), 2**58), st.integers(1, 53))
 def test_two_integers_become_the_nearest_double(high, lowly, low):
     from fractions import Fraction
@@ -176,7 +176,7 @@ def test_a_tie_is_broken_by_the_lowest_bit_of_the_lower_part(tie):
         assert _rounded(np.array([high]), np.array([lowly]), 53)[0] == want
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 64), st.integers(1, 8))
 def test_large_buckets_of_ten_decades_split_at_random(seed, used, workers):
     """Blocks of several sizes: a bucket of many blocks, a run of small ones, one that ends in a block's middle."""
