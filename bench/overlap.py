@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from hosts import Hosts, own_network
+from hosts import Hosts, NoNetworks, own_network
 from job import Job, NotInTime, wait_for
 from offspring import Offspring
 
@@ -169,7 +169,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds measured in each turn")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     args = parser.parse_args()
-    own_network()
+    try:
+        own_network()
+    except NoNetworks as error:
+        print(f"no hosts here: {error}", file=sys.stderr)
+        return 2
     settings = [Setting(args.rate, number, args.warm, args.seconds) for number in args.workers]
     settings += [Setting("", number, args.warm, args.seconds) for number in args.loopback]
     found = measured(settings, args.rounds)

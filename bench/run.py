@@ -24,6 +24,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "drain": ("recovery.py", "--event", "drain", "--count", "3"),
     "join": ("join.py", "--joins", "3"),
     "rebuild": ("rebuild.py", "--workers", "2,8", "--rounds", "3"),
+    "allreduce": ("allreduce.py", "--workers", "2,4", "--rounds", "3"),
+    "overlap": ("overlap.py", "--workers", "2", "--rounds", "2"),
     "throughput": ("throughput.py", "--quick"),
 }
 WITHIN = 900.0
