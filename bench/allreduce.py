@@ -169,7 +169,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=_numbers, default=[2, 4, 8], help="numbers of workers, separated by commas")
     parser.add_argument("--floats", type=_numbers, default=list(FLOATS), help="sizes, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)

@@ -160,7 +160,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=_numbers, default=[2, 4], help="on slow links, separated by commas")
     parser.add_argument("--loopback", type=_numbers, default=[2], help="on the loopback, separated by commas")
     parser.add_argument("--rate", default=RATE, help="of a slow link, as tc spells it")
