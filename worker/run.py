@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -274,6 +274,10 @@ class Run:
                     self._apply(step, number, result)
                 case Begin(number):
                     step.index = number
+                case Done():
+                    raise AssertionError("the run is over in the middle of a step")
+                case never:
+                    assert_never(never)
 
     def _begin_slot(self, step: Step, number: int, slot: int) -> Any:
         self._flat.begin_slot()
@@ -355,7 +359,7 @@ class Run:
         step.complete = True
         self.shared.enter("user")
 
-    def _take(self, step: Step | None) -> Compute | Apply | Begin | Done:
+    def _take(self, step: Step | None) -> Compute | Rehearse | Apply | Begin | Done:
         """Next work for the loop; copies, loads and restores are done on the way. `Begin`: the state is that step's."""
         shared = self.shared
         while True:
@@ -389,8 +393,10 @@ class Run:
                     )
                 case Verify(number):
                     self._verify(number)
-                case Compute() | Apply() | Begin() | Done() as work:
+                case Compute() | Rehearse() | Apply() | Begin() | Done() as work:
                     return work
+                case never:
+                    assert_never(never)
 
     def _verify(self, step: int) -> None:
         """Take the digest of the weights that a step was computed with; after the last step, of all the state."""
