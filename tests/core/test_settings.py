@@ -60,6 +60,20 @@ def test_environment(tmp_path: Path, variable: str, text: str, where: tuple[str,
     assert found.sources[where[1]] == f"environment {variable}"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", "on"), ("0", "off"), ("auto", "auto"), ("ON", "on"), (" Auto ", "auto")]
+)
+def test_overlap_is_on_off_or_auto(tmp_path: Path, text: str, value: str) -> None:
+    assert resolve({}, {"REKNIT_OVERLAP": text}, tmp_path).node.overlap == value
+    assert resolve({"overlap": text}, {}, tmp_path).node.overlap == value
+
+
+def test_overlap_is_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be auto, true or false, not 'sometimes'"):
+        resolve({}, {"REKNIT_OVERLAP": "sometimes"}, tmp_path)
+    assert resolve({}, {}, tmp_path).node.overlap == "auto"
+
+
 def test_our_own_variable_goes_before_torchruns(tmp_path: Path) -> None:
     found = resolve({}, {"PET_NNODES": "1:4", "REKNIT_NNODES": "2"}, tmp_path)
     assert found.job.nnodes == NodeSpan(2, 2)
