@@ -272,4 +272,6 @@ def _be_the_main_process() -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
+    notes = getattr(error, "__notes__", ())  # hints: they stand behind what went wrong, and say what to do
+    lines = [line.strip() for line in traceback.format_exception_only(error)]
+    return next((line for line in reversed(lines) if line and line not in notes), type(error).__name__)

@@ -237,16 +237,22 @@ def how_it_ended(event: WorkerExited) -> str:
         text = f"signal {-event.code}" if event.code < 0 else f"signal {event.signal}"
         return text + (", out of memory" if event.out_of_memory else "")
     text = f"exit code {event.code}"
-    last = [line for line in event.stderr_tail.splitlines() if line.strip()]
-    return f"{text}: {last[-1].strip()}" if event.code and last else text
+    last = _last_words(event.stderr_tail)
+    return f"{text}: {last[-1]}" if event.code and last else text
+
+
+def _last_words(text: str) -> list[str]:
+    """Lines of a traceback or of what was printed, without the hints that stand behind an error."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("hint:")]
 
 
 def _failed(record: Record, event: WorkerFailed, _seq: int) -> Record:
     life = (event.worker, event.incarnation)
     if not record.open or life in record.endings or not _of_this_run(record, life):
         return record
-    lines = [line for line in event.traceback.splitlines() if line.strip()]
-    text = lines[-1].strip() if lines else event.error
+    lines = _last_words(event.traceback)
+    text = lines[-1] if lines else event.error
     worker = _alive(record, *life)
     record = _fail(record, life, text, event.step, registered=worker is not None, raised=True)
     if worker is None:

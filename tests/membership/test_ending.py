@@ -357,3 +357,11 @@ def test_a_submission_while_a_run_lives_is_ignored() -> None:
     town.run(1.0)
     assert town.houses[0].view.record.run == "run1"
     assert len(town.worlds) == 1
+
+
+def test_the_root_is_the_error_not_the_hint_behind_it() -> None:
+    town = ring_of("a-0", began=False)
+    town.failed("a-0", "reknit.StateError: it differs\nhint: start it anew")
+    town.run(0.5)
+    assert town.end is not None
+    assert "StateError: it differs" in town.end.reason
