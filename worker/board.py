@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import xxhash
@@ -11,7 +12,14 @@ import xxhash
 from reknit.core import log
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
-from reknit.core.events import CheckpointRestored, EvaluationDiffers, EvaluationFinished, EvaluationPart
+from reknit.core.errors import ControlPlaneUnreachable
+from reknit.core.events import (
+    CheckpointRestored,
+    EvaluationDiffers,
+    EvaluationFinished,
+    EvaluationPart,
+    JobSubmitted,
+)
 
 from .sheet import Difference, Sheet, unpack
 
@@ -23,10 +31,12 @@ class Board(Protocol):
 
     Attributes:
         cv: guards the sheets, notified when one changes.
+        patience: seconds that a micro-batch may take after the last step once others have its scores; 0: no limit.
         connected: what is posted is put up at once, not some time later.
     """
 
     cv: threading.Condition
+    patience: float
 
     @property
     def connected(self) -> bool:
@@ -52,6 +62,7 @@ class Alone:
     """A board for a world of one."""
 
     connected = True
+    patience = 0.0
 
     def __init__(self) -> None:
         self.cv = threading.Condition()
@@ -84,11 +95,12 @@ class OnTheLog:
     Args:
         bus: the worker's connection.
         job, run, worker: who we are.
-        from_seq: sequence at which the run begins.
+        check: raises what ends the script, if it is to end while the broker is away.
     """
 
-    def __init__(self, bus: BusThread, *, job: str, run: str, worker: str, from_seq: int) -> None:
+    def __init__(self, bus: BusThread, *, job: str, run: str, worker: str, check: Callable[[], None]) -> None:
         self.cv = threading.Condition()
+        self.patience = 0.0
         self._bus, self._job, self._run, self._worker = bus, job, run, worker
         self._sheets: dict[str, Sheet] = {}
         self._steps: dict[str, int] = {}
@@ -96,7 +108,21 @@ class OnTheLog:
         self._finished: set[str] = set()
         self._restored: list[tuple[int, int]] = []
         self._least = 0
-        bus.follow(self._hear, job=job, areas=("evaluation", "checkpoint"), from_seq=from_seq)
+        bus.follow(self._hear, job=job, areas=("evaluation", "checkpoint"), from_seq=self._beginning(check))
+
+    def _beginning(self, check: Callable[[], None]) -> int:
+        """Sequence at which the run begins; the job's settings are there."""
+        while True:
+            try:
+                told = self._bus.call(lambda bus: bus.backlog(job=self._job, areas=("job",)))
+            except ControlPlaneUnreachable:
+                check()
+                continue
+            for received in told:
+                if isinstance(received.event, JobSubmitted) and received.event.run == self._run:
+                    self.patience = received.event.stuck_after
+                    return received.seq
+            return 1
 
     @property
     def connected(self) -> bool:

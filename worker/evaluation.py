@@ -27,6 +27,7 @@ from .batches import Collate, Fetch, length_of, seed_all
 from .board import Board
 from .means import Sums
 from .metric import sums_of
+from .overdue import Overdue
 from .shares import Shares
 from .tracked import Tracked
 
@@ -81,6 +82,9 @@ class Whereabouts(Protocol):
 
     def measuring(self, samples: tuple[int, ...]) -> None:
         """A micro-batch of these samples is measured now. Raises as `check`."""
+
+    def hangs(self, why: str) -> None:
+        """A micro-batch takes too long, and nobody waits for us (called on another thread)."""
 
 
 class Evaluations:
@@ -153,6 +157,7 @@ class _Evaluation:
 
     def __init__(self, key: str, place: Place, board: Board, run_is: Whereabouts, *, run: str, worker: str) -> None:
         self._key, self._step = key, place.step
+        self._last = place.stage == "end"
         self._board, self._run_is = board, run_is
         self._run, self._worker = run, worker
         self._began = time.monotonic()
@@ -163,6 +168,33 @@ class _Evaluation:
 
     def run(self, count: int, score: Callable[[int], Sums]) -> dict[str, float]:
         """Measure, help and wait until all micro-batches have scores; return the means."""
+        limit = self._board.patience
+        if not limit or not self._last:
+            return self._take_part(count, score)  # membership looks after us
+        overdue = Overdue(limit, self._is_known, self._hangs)
+
+        def watched(number: int) -> Sums:
+            overdue.begin(number)
+            scored = score(number)
+            overdue.end()
+            return scored
+
+        try:
+            return self._take_part(count, watched)
+        finally:
+            overdue.close()
+
+    def _hangs(self, number: int) -> None:
+        self._run_is.hangs(
+            f"ring.evaluate after the last step: micro-batch {number} is being measured for more than "
+            f"{self._board.patience:g} s, the others have measured it and finished"
+        )
+
+    def _is_known(self, number: int) -> bool:
+        with self._board.cv:
+            return number in self._board.sheet(self._key)
+
+    def _take_part(self, count: int, score: Callable[[int], Sums]) -> dict[str, float]:
         board = self._board
         cut_for, shares = (-1, -1), Shares((), ("",), "")
         while True:

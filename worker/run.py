@@ -30,7 +30,6 @@ from reknit.core.events import (
     JobFinished,
     JobInexact,
     JobStopAsked,
-    JobSubmitted,
     Member,
     ShardsPlanned,
     Terms,
@@ -58,6 +57,7 @@ from .exchange import Exchange
 from .feed import Feeder
 from .flat import Flat
 from .identity import Identity
+from .overdue import end_process
 from .overlap import Overlap
 from .ports import Outlet, Span
 from .pulse import Gauge
@@ -106,7 +106,6 @@ class Run:
         current: the step that the script was given last, None before the first and after the last.
         stage: the script is `before` the loop over its micro-batches, `after` it, or at the `end`; "" before the first.
         position, chain: committed steps in the weights, and the result chain after them.
-        began_at: sequence on the log at which the run begins.
     """
 
     def __init__(
@@ -127,7 +126,6 @@ class Run:
         self.members_of = 0
         self.stage = ""
         self.position = self.chain = 0
-        self.began_at = 0
         self.current: Step | None = None
         self._tracked = tracked
         self._batches = batches
@@ -476,6 +474,19 @@ class Run:
             self.samples = ()
             self.shared.enter("finish" if self.stage == "end" else "user")
 
+    def hangs(self, why: str) -> None:
+        """The main thread hangs where nobody waits for it (called on another thread): this process ends."""
+        if self._bus is not None:
+            shared = self.shared
+            end_process(
+                self._bus,
+                self.context.job,
+                worker=shared.worker,
+                incarnation=shared.incarnation,
+                step=self.step,
+                why=why,
+            )
+
     def raise_if_over(self) -> None:
         """Raise what ended the engine, or `Left` if this worker is out of the run for good."""
         with self.shared.cv:
@@ -524,9 +535,7 @@ class Run:
         if self._bus is None:
             return Alone()
         context = self.context
-        return OnTheLog(
-            self._bus, job=context.job, run=context.run, worker=context.worker, from_seq=max(1, self.began_at)
-        )
+        return OnTheLog(self._bus, job=context.job, run=context.run, worker=context.worker, check=self.raise_if_over)
 
     def _arrived(self) -> None:
         if self._listener is not None:
@@ -572,9 +581,6 @@ class Run:
                 engine.on_plan(Plan(event.generation, event.version, event.ranges))
             case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
                 self._saving.hear(event)
-            case JobSubmitted() | JobFinished():
-                if event.run == self.context.run:
-                    self._hear_job(event, received.seq)
             case JobStopAsked():
                 engine.stopping = True  # of this run: only what is said from our start on is heard
             case WorkerRefused():
@@ -584,17 +590,12 @@ class Run:
                 self._chaos.hear(event)
             case JobDoubted():
                 self._doubted(event)
+            case JobFinished() if event.run == self.context.run and event.outcome != "completed":
+                with shared.cv:
+                    shared.left = shared.left or f"the run is over: {event.outcome}"
+                    shared.cv.notify_all()
             case _:
                 pass
-
-    def _hear_job(self, event: JobSubmitted | JobFinished, seq: int) -> None:
-        shared = self.shared
-        if isinstance(event, JobSubmitted):
-            self.began_at = self.began_at or seq
-        elif event.outcome != "completed":
-            with shared.cv:
-                shared.left = shared.left or f"the run is over: {event.outcome}"
-                shared.cv.notify_all()
 
     def _doubted(self, event: JobDoubted) -> None:
         """Somebody holds other weights for a step that a sole worker committed: whoever has that step gives up."""

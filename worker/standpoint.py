@@ -51,3 +51,7 @@ class Standpoint:
         self.check()
         self._run.samples = samples
         self._run.shared.enter("evaluate")
+
+    def hangs(self, why: str) -> None:
+        """End this process: the others have long finished."""
+        self._run.hangs(why)

@@ -105,7 +105,7 @@ class Crew:
         self.bus.start()
         self.bus.follow(self.events.append, job=self.job)
         self.bus.pulses(lambda _job, pulse: self._heard(pulse), job=self.job)
-        self.publish(JobSubmitted(run=self.run, script=self.script))
+        self.publish(JobSubmitted(run=self.run, script=self.script, stuck_after=self.options.get("stuck_after", 120.0)))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, stop: bool = 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     ring.track(model=model, optimizer=optimizer)
     found: dict[str, Any] = {}
-    holds = {"count": 0}
 
     def measure(batch: Any) -> dict[str, Any]:
         (x,) = batch
@@ -29,11 +30,16 @@ def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, stop: bool = 
         loss = F.mse_loss(model(x), x)  # in training mode, with dropout and batch norm
         return {"loss": loss, "large": ((x > 30).sum(), len(x))} | ({"rare": x.max()} if float(x[0]) < 9 else {})
 
-    def middle(batch: Any) -> dict[str, Any]:
-        holds["count"] += 1
-        if holds["count"] == 3 and gate.wanted("middle"):
-            gate.hold("middle")
-        return measure(batch) | ({"lie": 1.0 if ring.id == lies else 0.0} if lies else {})
+    def holding(place: str, at: int) -> Callable[[Any], dict[str, Any]]:
+        """Measures, and can be held in so many micro-batches from the first."""
+        calls = itertools.count(1)
+
+        def held(batch: Any) -> dict[str, Any]:
+            if next(calls) == at and gate.wanted(place):
+                gate.hold(place)
+            return measure(batch) | ({"lie": 1.0 if ring.id == lies else 0.0} if lies else {})
+
+        return held
 
     def note(key: str, means: dict[str, float]) -> None:
         found[key] = {name: value.hex() for name, value in means.items()}
@@ -46,12 +52,12 @@ def train(ring: Any, gate: Any, lies: str = "", slow: float = 0.0, stop: bool = 
             step.backward(F.mse_loss(model(x), x))
         optimizer.step()
         if step.index == 3:
-            note("middle", ring.evaluate(DATA, middle, micro_batch=MICRO, name="middle"))
+            note("middle", ring.evaluate(DATA, holding("middle", 3), micro_batch=MICRO, name="middle"))
             if gate.wanted("after middle"):
                 gate.hold("after middle")
             note("again", ring.evaluate(DATA, measure, micro_batch=MICRO, name="middle"))
             if stop:
                 break
             note("tiny", ring.evaluate(TensorDataset(torch.ones(2, 1)), measure, micro_batch=2, name="tiny\nüß/"))
-    note("end", ring.evaluate(DATA, measure, micro_batch=MICRO, name="end"))
+    note("end", ring.evaluate(DATA, holding("end", 2), micro_batch=MICRO, name="end"))
     return found

@@ -21,6 +21,7 @@ from reknit.core.events import (
     EvaluationDiffers,
     EvaluationFinished,
     EvaluationPart,
+    WorkerFailed,
     WorkerFinished,
 )
 from support.crews import Crew, alone, until
@@ -267,6 +268,25 @@ def test_a_spare_and_a_candidate_have_the_same_result(right: Any, endpoint: Endp
         results = crew.finish("w0", "w1")
         assert set(measured(crew, "w1")), "a spare has its share"
     assert all(result == right for result in results.values())
+
+
+def test_one_that_hangs_after_the_last_step_ends_itself_once_the_others_have_finished(
+    right: Any, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Nobody waits for it in the ring any more, and the run would never end."""
+    with Crew(endpoint, tmp_path, SCRIPT, stuck_after=1.0) as crew:
+        crew.start("w0", "w1")
+        crew.want("w1", place="end")
+        crew.world("w0", "w1")
+        crew.held("w1", place="end")
+        assert crew.finish("w0") == {"w0": right}
+        until(lambda: crew.processes["w1"].exitcode is not None, crew.story)
+        assert crew.processes["w1"].exitcode == 1
+        until(lambda: crew.of(WorkerFailed), crew.story)
+        (failed,) = crew.of(WorkerFailed)
+    assert (failed.worker, failed.step) == ("w1", 8)
+    assert "for more than 1 s, the others have measured it and finished" in failed.error
+    assert "gate.hold" in failed.traceback, "it says where it hangs"
 
 
 def test_after_an_early_stop(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from support.launchers import Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# The first evaluation begins only when n-1 is in it and does not go on.
+# One evaluation (`hold`: the first, `last`: the last) begins only when n-1 is in it and does not go on.
 SCRIPT = """
 import pathlib, sys, time
 import torch
@@ -33,8 +33,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torc
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def held(batch):
-    if sys.argv[1] == "hold":
+def held(batch, which="hold"):
+    if sys.argv[1] == which:
         if ring.id == "n-1" and not mark.exists():
             mark.touch()
             time.sleep(10000)
@@ -56,7 +56,8 @@ with reknit.join() as ring:
         optimizer.step()
         if step.index == 5:
             print("FOUND middle", ring.evaluate(data, held, micro_batch=4)["mse"].hex(), flush=True)
-    print("FOUND end", ring.evaluate(data, measure, micro_batch=4, name="end")["mse"].hex(), flush=True)
+    found = ring.evaluate(data, lambda batch: held(batch, "last"), micro_batch=4, name="end")
+    print("FOUND end", found["mse"].hex(), flush=True)
 """
 
 
@@ -105,4 +106,17 @@ def test_a_worker_that_hangs_in_an_evaluation_is_found_and_replaced(place: Place
     assert found(run.shown) == alone(place, script)
     worlds = place.json("world", "--history", "--job", "t")
     assert any("n-1 died: it is on step 5" in w["reason"] for w in worlds), run.shown
+    place.nothing_left()
+
+
+def test_one_that_hangs_after_the_last_step_does_not_hold_up_the_end(place: Place) -> None:
+    script = place.script("train.py", SCRIPT)
+    run = place.start(
+        *("run", "--job", "t", "--node", "n", "--nproc-per-node", "2", "--stuck-after", "3"), str(script), "last"
+    )
+    assert run.wait(180.0) == 1, run.shown
+    assert found(run.shown) == alone(place, script)
+    assert "training completed, but the script failed after it" in run.shown
+    assert "the others have measured it and finished" in run.shown
+    assert "time.sleep(10000)" in run.shown, "it says where it hangs"
     place.nothing_left()
