@@ -204,7 +204,8 @@ def test_different_bounds_are_different_states(two):
 def test_a_sum_over_other_slots_is_never_taken(two):
     two.shared.spoil = lambda total: total.sub_(1)
     answers = two.reduce([two.work(0), two.work(1)])
-    assert all(isinstance(a, LinkBroken) and "over 2 slots, not 3" in str(a) for a in answers), answers
+    assert all(isinstance(a, LinkBroken) for a in answers), answers
+    assert any("over 2 slots, not 3" in str(a) for a in answers), answers
     assert all(m.was_closed for m in two.members)
 
 

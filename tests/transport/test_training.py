@@ -13,7 +13,7 @@ import pytest
 
 from reknit.core.context import Endpoint
 from reknit.core.events import RingRecovered
-from support.crews import Crew, alone, until
+from support.crews import Crew, alone
 
 SCRIPT = "support.cases:train"
 
@@ -82,17 +82,21 @@ def test_a_death_and_a_joiner(calm: dict[str, Any], crew: Crew) -> None:
     check(crew.finish("w0", "w2", "w3"), calm["many"], ("w0", "w2"))
 
 
-def test_a_candidate_learns_beside_the_ring(calm: dict[str, Any], crew: Crew) -> None:
-    crew.start("w0", "w1", hold={"w0": (2, 0), "w1": (8, 0)})
-    crew.world("w0", "w1")
-    crew.held("w0")
-    crew.start("w2")
-    crew.go("w0")  # both teach at the beginning of a step, and what follows is fed
-    until(lambda: crew.caught_up("w2"), crew.story)
-    crew.world("w0", "w1", "w2", planned=True)
-    crew.held("w1")
-    crew.go("w1")
-    check(crew.finish("w0", "w1", "w2"), calm["many"], ("w0", "w1"))
+def test_a_candidate_learns_beside_the_ring(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the bounds with the state and with each result that it is fed."""
+    monkeypatch.setenv("REKNIT_TRANSPORT", "gloo")
+    expected = alone("support.paced:train", tmp_path)
+    with Crew(endpoint, tmp_path, "support.paced:train") as crew:
+        crew.transport = "gloo"
+        crew.start("w0", "w1")
+        crew.world("w0", "w1")
+        crew.join("w2", "w0", "w1")
+        crew.want("w0", "w1", "w2", place="hurry")
+        results = crew.finish("w0", "w1", "w2")
+    check(results, expected, ("w0", "w1"))
+    assert results["w2"]["trail"]
 
 
 @pytest.mark.parametrize("seed", range(3))
