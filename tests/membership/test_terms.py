@@ -29,6 +29,7 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     ({"samples": 99}, "samples differs: the job has 100, this worker has 99"),
     ({"epochs": 3}, "epochs differs: the job has 2, this worker has 3"),
     ({"seed": 0}, "seed differs: the job has 7, this worker has 0"),
+    ({"transport": "gloo"}, "transport differs: the job has tcp, this worker has gloo"),
     ({"seed": 0, "slots": 1}, "slots differs: the job has 8, this worker has 1"),
     (
         {"parameters": ("fc.weight float32 33x4", *JOB.parameters[1:])},
