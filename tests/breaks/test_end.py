@@ -40,7 +40,7 @@ time.sleep(draw.random())
 """
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 50))])
 def test_who_has_finished_goes_at_once_and_nobody_notices(seed: int) -> None:
     """One is late in the last step; each process is gone the moment that its script has left the loop."""
     draw = random.Random(seed)
