@@ -257,8 +257,10 @@ def test_what_was_given_and_was_wrong_is_committed_nowhere(rings, calm, liar):
     finally:
         end()
     assert workers[liar].broke[0] is True
-    told = [e for e in workers[liar].outlet.events if isinstance(e, RingBroken)]
-    assert told[0].error == "a gradient has changed"
+    told = {name: [e for e in workers[name].outlet.events if isinstance(e, RingBroken)] for name in names}
+    assert sum(told.values(), start=[])
+    # its neighbours may be heard first; then a newer world is there before it has said anything
+    assert {e.error for e in told[liar]} <= {"a gradient has changed"}
     for worker in workers.values():
         assert worker.applied == list(range(TOTAL))
         assert len(worker.computed) == len(set(worker.computed)), "no slot was computed twice"
