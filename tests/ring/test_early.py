@@ -258,7 +258,7 @@ def test_what_was_given_and_was_wrong_is_committed_nowhere(rings, calm, liar):
         end()
     assert workers[liar].broke[0] is True
     told = {name: [e for e in workers[name].outlet.events if isinstance(e, RingBroken)] for name in names}
-    assert sum(told.values(), start=[])
+    assert any(told.values())
     # its neighbours may be heard first; then a newer world is there before it has said anything
     assert {e.error for e in told[liar]} <= {"a gradient has changed"}
     for worker in workers.values():
