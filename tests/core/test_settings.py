@@ -52,6 +52,9 @@ def test_precedence(
         ("PET_LOCAL_ADDR", "10.0.0.1", ("node", "host"), "10.0.0.1"),
         ("REKNIT_RESUME", "yes", ("checkpoint", "resume"), True),
         ("REKNIT_LAST_CALL", "0.5", ("job", "last_call"), 0.5),
+        ("REKNIT_VERIFY_WEIGHTS", "0", ("job", "verify_weights"), False),
+        ("REKNIT_NUMERICS", "relaxed", ("job", "numerics"), "relaxed"),
+        ("REKNIT_CHAOS", "1", ("job", "allow_chaos"), True),
     ],
 )
 def test_environment(tmp_path: Path, variable: str, text: str, where: tuple[str, str], value: Any) -> None:
@@ -92,6 +95,7 @@ def test_our_own_variable_goes_before_torchruns(tmp_path: Path) -> None:
         ("job = 3", "job must be text", ""),
         ("resume = 'perhaps'", "resume must be true or false", ""),
         ("last_call = nan", "last_call must be a number", ""),
+        ('numerics = "loose"', "numerics must be strict or relaxed", ""),
         ("last_call = inf", "last_call must be a number", ""),
         ("nnodes = '1:2:3'", "nnodes must be a number of nodes or MIN:MAX", ""),
     ],
