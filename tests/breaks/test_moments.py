@@ -35,6 +35,7 @@ PLOTS: dict[str, Plot] = {
     "the host it is for is gone": lambda s: s.silences("to"),
     "another host is gone": lambda s: s.silences("other"),
     "it is held back until the ring is made anew": lambda s: s.delays(),
+    **{f"a bit of it turns over, {part:g} on": lambda s, p=part: s.flips(p) for part in (0, 0.2, 0.5, 0.8, 1)},  # type: ignore[misc]
     "both ends die": lambda s: s.kills("sender", "to"),
     "neighbours of nobody are left: all but one die": lambda s: s.kills("sender", "to", "other"),
 }
@@ -142,8 +143,10 @@ def mended_twice(first: str, key: Key, second: str) -> bool:
 @pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("second", SECOND)
 def test_a_second_break_at_some_messages_of_the_mending(first: str, second: str) -> None:
-    happened = [mended_twice(first, key, second) for key in thinned(mending(first), 47, first + second)]
-    assert any(happened)
+    keys = mending(first)
+    begin = sum((first + second).encode()) % len(keys)
+    # at some of them, in some runs, the second comes too late: then at the next one
+    assert any(mended_twice(first, key, second) for key in (*keys[begin:], *keys[:begin])[:12])
 
 
 @pytest.mark.slow
