@@ -180,6 +180,7 @@ class Caller:
                 if me not in decision.lacking:
                     shared.adopt(decision.step, decision.owners)
             else:
+                shared.weights.spoilt |= me in {found.worker for found in decision.diverged}
                 shared.start_learning(decision.step, decision.owners, decision.chain)
                 self._ledger.rewind(decision.step)
         if dict(decision.learners).get(me):

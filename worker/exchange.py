@@ -298,7 +298,7 @@ class Exchange:
     def stray(self, why: str, wrong: Wrong) -> None:
         """This worker's state is not the run's: it must learn anew, and the ring be linked anew for that."""
         with self.cv:
-            self.weights.stray, self.weights.why = wrong, why
+            self.weights.stray, self.weights.why, self.weights.spoilt = wrong, why, True
             self.current = self.whole = False
             self.learning = True
             self.cv.notify_all()
@@ -462,6 +462,7 @@ class Exchange:
             self.load = copy
             self.received = dataclasses.replace(copy, layout=b"", memory=memoryview(b""), ledger=b"")  # not its bytes
             self.current = self.whole = self.taught = True
+            self.weights.spoilt = False
             self.cv.notify_all()
             return True
 

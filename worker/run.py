@@ -629,7 +629,7 @@ class Run:
         if context.checkpoint_dir:
             run = "" if context.resume else context.run
             found, skipped = restore.newest_state(Path(context.checkpoint_dir), context.job, run=run)
-        if found is None and (self._done or shared.taught or not shared.weights.vouched):
+        if found is None and (self.position > 0 or shared.weights.spoilt):
             raise StateError(
                 "nobody has the state of the run any more, and this worker's weights are not those that it began with",
                 hint="it is started anew, and the run begins again; take checkpoints to lose less",

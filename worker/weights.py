@@ -27,6 +27,7 @@ class Held:
         witnesses: members that have the run's state, as of the last roll call.
         stray: in what this worker is known to be wrong, None if it is not.
         why: the same in words.
+        spoilt: they are known to have been wrong, and no state was received since.
     """
 
     verify: bool = False
@@ -40,6 +41,7 @@ class Held:
     witnesses: int = 1
     stray: Wrong | None = None
     why: str = ""
+    spoilt: bool = False
 
     def of(self, step: int) -> int:
         """The digest of this step's weights, 0 if it was not taken."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reknit.core.events import RingBroken, WorkerDiverged
+from reknit.core.events import JobDoubted, RingBroken, WorkerDiverged
 from reknit.worker.ring import pieces
 from reknit.worker.ring.reduction import Reduction
 from reknit.worker.ring.vote import Diverged
@@ -371,6 +371,24 @@ def test_a_candidate_that_is_spoilt_before_it_is_let_in_begins_anew(heal):
     (told,) = ring.told(WorkerDiverged)
     assert (told.worker, told.observer, told.step) == ("c", "c", spoilt[0] + 1)
     assert joiner.engine.standing._candidate.begun == 2
+
+
+def test_a_newcomer_that_differs_from_what_a_sole_worker_has_committed_makes_the_run_go_back(heal):
+    """Alone nobody looks at it; whoever learns beside it does, and then nobody knows who is right."""
+    ring = heal("a", LONG)
+    a = ring["a"]
+    go_slowly(a)
+    ring.begin()
+    wait_until(lambda: a.shared.step > 3)
+    c = ring.rings.add(PretendWorker("c", slots=SLOTS, total=LONG, seed=7))
+    wait_until(lambda: c.applied, what="it has the state")
+    spoil(a, "verified", a.shared.step + 2)
+    wait_until(lambda: c.error or a.outcome, what="it is noticed")
+    assert isinstance(c.error, Diverged)
+    (told,) = (e for e in c.outlet.events if isinstance(e, JobDoubted))
+    assert told.worker == "c"
+    assert told.step <= a.shared.step
+    assert told.reason in str(c.error)
 
 
 def test_with_verification_off_nothing_is_asked_for(rings, calm):
