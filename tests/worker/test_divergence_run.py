@@ -16,6 +16,7 @@ from reknit.core.bus import Bus, Received
 from reknit.core.events import (
     Alert,
     ChaosAsked,
+    CheckpointCommitted,
     CheckpointRestored,
     JobFinished,
     RingBroken,
@@ -200,6 +201,34 @@ def test_of_two_the_one_that_saw_its_weights_change_is_healed_by_the_other(place
             else:  # it flipped between the end of the slots and the next step: nothing tells who is right
                 assert all("no majority" in e.error for e in job.told(WorkerFailed, since))
                 await job.soon(lambda: job.told(CheckpointRestored, since), "the last checkpoint is taken up")
+            place.open("gate")
+            assert await asyncio.to_thread(run.wait, 120.0) == 0, run.shown
+        finally:
+            await job.bus.close()
+
+    asyncio.run(story())
+    assert hashes(run) == {calm}
+    assert place.json("ledger", "verify", "--job", "j")["ok"]
+
+
+@pytest.mark.slow
+def test_of_two_with_other_moments_nobody_can_tell_and_the_run_goes_back(place: Place, calm: str) -> None:
+    run = start(place, 2, "--checkpoint-every-steps", "10")
+
+    async def story() -> None:
+        job = await watch(place, run)
+        try:
+            await job.soon(lambda: job.told(CheckpointCommitted), "a checkpoint")
+            since = len(job.heard)
+            await job.bus.publish(
+                "j", ChaosAsked(worker=job.members()[0], fault="flip-bit", target="moments", bit=EXPONENT)
+            )
+            await job.soon(lambda: len(job.told(WorkerFailed, since)) == 2, "both fail")
+            assert all("no majority says which is right" in e.error for e in job.told(WorkerFailed, since))
+            await job.soon(lambda: job.told(CheckpointRestored, since), "the last checkpoint is taken up")
+            (restored,) = job.told(CheckpointRestored, since)
+            assert restored.checkpoint
+            assert not job.told(WorkerDiverged)
             place.open("gate")
             assert await asyncio.to_thread(run.wait, 120.0) == 0, run.shown
         finally:
