@@ -215,4 +215,26 @@ def test_a_header_that_is_not_ours_is_named():
         bad = bytearray(good)
         bad[at] = value
         with pytest.raises(frames.WireError, match=why):
-            frames.unpack(bad)
+            frames.unpack(frames.seal(bytes(bad)))
+
+
+@pytest.mark.parametrize("bit", range(8 * frames.HEADER.size))
+def test_a_header_in_which_a_bit_turned_over_is_not_believed(bit):
+    bad = bytearray(frames.Header(Kind.FINAL, 3, 2, 8, 10, 7, check=5).pack())
+    bad[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(frames.WireError, match=r"damaged|magic"):
+        frames.unpack(bad)
+
+
+@pytest.mark.parametrize("size", [1, 100, frames.CHECKED - 1])
+def test_a_short_payload_in_which_a_bit_turned_over_is_not_believed(pair, size):
+    left, right = pair()
+    payload = bytearray(range(256)) * 64
+    payload = payload[:size]
+    header = frames.Header(Kind.TOKEN, 5, 0, 1, 0, size, check=frames.check_of(memoryview(payload))).pack()
+    payload[size // 2] ^= 4
+    left._sock.sendall(header + payload)
+    with pytest.raises(LinkBroken, match="damaged"):
+        right.receive_payload(right.receive_header())
+    left.close()
+    right.close()

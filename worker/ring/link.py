@@ -93,6 +93,7 @@ class Link:
         self._outgoing = outgoing
         self._incoming = incoming
         self._in_lane = False
+        self._check = 0
         self._queue: collections.deque[_Frame] = collections.deque()
         self._cv = threading.Condition()
         self._sender: threading.Thread | None = None
@@ -119,7 +120,8 @@ class Link:
         """
         view = memoryview(payload).cast("B") if len(payload) else memoryview(b"")
         in_lane = self._outgoing is not None and lane.LEAST <= view.nbytes <= lane.CHUNK
-        header = memoryview(Header(kind, self.generation, step, piece, coverage, view.nbytes, in_lane).pack())
+        check = 0 if in_lane else frames.check_of(view)
+        header = memoryview(Header(kind, self.generation, step, piece, coverage, view.nbytes, in_lane, check).pack())
         if in_lane:
             return self._issue(_Frame([header], view))
         return self._issue(_Frame([header, view] if view.nbytes else [header]))
@@ -229,13 +231,13 @@ class Link:
             raise LinkBroken(self.side, "finished", orderly=True)
         if header.lane and (self._incoming is None or not lane.LEAST <= header.length <= lane.CHUNK):
             raise LinkBroken(self.side, f"protocol: {header} is not for the lane")
-        self._in_lane = header.lane
+        self._in_lane, self._check = header.lane, header.check
         return header
 
     def receive_into(self, view: memoryview) -> None:
         """Fill `view`, as long as the payload is, with the payload of the header just received."""
         if not self._in_lane:
-            self._receive(view)
+            self._receive_checked(view)
             return
         assert self._incoming is not None
         np.frombuffer(view, np.uint8)[:] = self._incoming.payload(view.nbytes)
@@ -258,7 +260,7 @@ class Link:
         """
         if self._incoming is not None and self._in_lane:
             return self._incoming.payload(place.nbytes)
-        self._receive(place.data)
+        self._receive_checked(place.data)
         return place
 
     def release(self) -> None:
@@ -266,6 +268,11 @@ class Link:
         if self._incoming is not None and self._in_lane:
             self._in_lane = False
             self._incoming.release()
+
+    def _receive_checked(self, view: memoryview) -> None:
+        self._receive(view)
+        if frames.check_of(view) != self._check:
+            raise LinkBroken(self.side, "a payload was damaged on its way")
 
     def _receive(self, view: memoryview) -> None:
         while view.nbytes:
