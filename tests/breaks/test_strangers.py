@@ -90,16 +90,21 @@ def test_garbage_and_old_hellos_at_every_port_while_the_ring_breaks(step: int) -
 # ------------------------------------------------------------------------------------------------- on a link in use
 
 
+def frame(kind: Kind, generation: int, step: int, piece: int, coverage: int, payload: bytes = b"") -> bytes:
+    check = frames.check_of(memoryview(payload))
+    return Header(kind, generation, step, piece, coverage, len(payload), check=check).pack() + payload
+
+
 @pytest.mark.parametrize(
     "stranger",
     [
-        Header(Kind.FINAL, 0, 0, 8, 0, 2).pack(),
-        Header(Kind.FINAL, 1, 0, 8, 12000, 2).pack() + bytes(12000),
-        Header(Kind.REDUCE, 1, 3, 2, 16, 2).pack() + bytes(16),
-        Header(Kind.REDUCE, 1, 0, 2, 12000, 1).pack() + bytes(12000),
-        Header(Kind.REDUCE, 2, 0, 2, 12000, 2).pack() + bytes(12000),
-        Header(Kind.TOKEN, 1, 1, 1, 1, 0).pack() + b"\x90",
-        Header(Kind.RESEND, 1, 0, 0, 3, 1).pack() + b"abc",
+        frame(Kind.FINAL, 0, 2, 0, 8),
+        frame(Kind.FINAL, 1, 2, 0, 8, bytes(12000)),
+        frame(Kind.REDUCE, 1, 2, 3, 2, bytes(16)),
+        frame(Kind.REDUCE, 1, 1, 0, 2, bytes(12000)),
+        frame(Kind.REDUCE, 2, 2, 0, 2, bytes(12000)),
+        frame(Kind.TOKEN, 1, 0, 1, 1, b"\x90"),
+        frame(Kind.RESEND, 1, 1, 0, 0, b"abc"),
         bytes(frames.HEADER.size),
         b"\xff" * 7,
     ],

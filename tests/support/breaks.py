@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from reknit.core.plan import covers
-from reknit.worker.ring import lane
+from reknit.worker.ring import lane, linking
 from support.rings import PretendWorker, Rings
 from support.wires import Break, Message, Wired, Wires
 
@@ -79,7 +79,8 @@ class Scene:
         self.spares = set(spares)
         self.total = total
         self.seeds = {name: place if differ else 0 for place, name in enumerate(names)}
-        self._least, lane.LEAST = lane.LEAST, 1024 if lanes else lane.LEAST
+        self._real = (lane.LEAST, linking.HELLO_PATIENCE)
+        lane.LEAST, linking.HELLO_PATIENCE = 1024 if lanes else lane.LEAST, 0.5
         self.wires = Wires(self._rule)
         self.rings = Rings()
         self.dead: set[str] = set()
@@ -105,7 +106,7 @@ class Scene:
         self.wires.release.set()
         self.rings.close()
         self.wires.close()
-        lane.LEAST = self._least
+        lane.LEAST, linking.HELLO_PATIENCE = self._real
 
     # -------------------------------------------------------------------------------------------------- the plot
 
@@ -162,6 +163,10 @@ class Scene:
     def puts_in(self, data: bytes) -> Callable[[Message], Break]:
         """Put bytes before a message."""
         return lambda message: Break(0, _nothing, "pass", data)
+
+    def flips(self, part: float) -> Callable[[Message], Break]:
+        """Turn a bit over on its way; of such messages TCP's checksum lets one in some ten thousand pass."""
+        return lambda message: Break(0, _nothing, "pass", flip=int(part * (message.size - 1)))
 
     def _named(self, victim: str, message: Message) -> str:
         """A worker by its part in the message: `sender`, `to`, `other` (neither of them), or its own name."""
@@ -265,9 +270,11 @@ class Scene:
         for worker in left:
             assert worker.error is None, worker.error
             assert worker.outcome == "done", f"{worker.name}: {worker.outcome}"
-            # one that had nothing yet may have learned the first steps from another
-            learned = self.total - len(worker.applied) if any(t.startswith("load") for t in worker.trail) else 0
-            assert worker.applied == list(range(learned, self.total)), f"{worker.name} applied {worker.applied}"
+            # one that had nothing yet, or was healed, may have learned some of the steps from another
+            learned = any(t.startswith("load") for t in worker.trail)
+            steps = worker.applied if learned else list(range(self.total))
+            assert worker.applied == steps == sorted(set(steps)), f"{worker.name} applied {worker.applied}"
+            assert steps[-1] == self.total - 1, f"{worker.name} ended with step {steps[-1]}"
             assert len(worker.computed) == len(set(worker.computed)), f"{worker.name} computed a slot twice"
         # after a death before the first step another one's fresh weights may be the run's
         digests = {calm(seed, self.total) for seed in set(self.seeds.values())}

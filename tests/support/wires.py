@@ -69,12 +69,14 @@ class Break:
         how: `reset` and `end` break the connection both ways; `silence` lets nothing pass any more and tells nobody;
             `pass` passes the rest on (what was done was meant for somebody else), `late` after `Wires.release`.
         before: bytes put in before it.
+        flip: a byte of it in which a bit is turned over, -1 for none.
     """
 
     at: int
     do: Callable[[], None]
     how: str = "reset"
     before: bytes = b""
+    flip: int = -1
 
 
 Rule = Callable[[Message], Break | None]
@@ -251,6 +253,8 @@ class _Crossing:
         if found is None:
             sink.sendall(data)
             return ""
+        if found.flip >= 0:
+            data = bytes(b ^ (0x40 if i == found.flip else 0) for i, b in enumerate(data))
         sink.sendall(found.before + data[: found.at])
         found.do()
         if found.how == "late":
