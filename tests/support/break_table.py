@@ -152,6 +152,13 @@ ROWS = (
         ),
     ),
     Row(
+        "a bit turns over in any message",
+        "by the frame's checks, else by the result chain; in a hello, after 10 s",
+        "as a reset",
+        "the link is made anew; a result that arrived other than it was sent is sent again or learned anew",
+        (_moments("test_at_some_messages"), _moments("test_at_every_message")),
+    ),
+    Row(
         "a message is held back until the ring was made anew",
         "by its generation",
         "as a reset",
