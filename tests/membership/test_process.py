@@ -141,7 +141,7 @@ async def test_from_an_exit_to_the_next_world(endpoint: Endpoint, record_propert
 async def test_a_killed_worker_is_found_without_any_word_of_an_agent(endpoint: Endpoint) -> None:
     """SIGKILL to a real process whose agent is stopped: the broker's notice, a refused dial."""
     with ServiceProcess("membership", endpoint), Agent(endpoint, "a") as a, Agent(endpoint, "b"):
-        async with job(endpoint, max_nodes=2) as log:
+        async with job(endpoint, max_nodes=2, last_call=60.0) as log:
             await until(lambda: sorted(log.members()) == ["a-0", "b-0"], "the first world")
             os.kill(a._process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
             begin = time.monotonic()
@@ -155,7 +155,7 @@ async def test_a_killed_worker_is_found_without_any_word_of_an_agent(endpoint: E
 
 async def test_a_killed_agent_takes_its_workers_along_in_one_change(endpoint: Endpoint) -> None:
     with ServiceProcess("membership", endpoint), Agent(endpoint, "a"), Agent(endpoint, "b", 3) as b:
-        async with job(endpoint, max_nodes=2, nproc_per_node=3) as log:
+        async with job(endpoint, max_nodes=2, nproc_per_node=2, last_call=60.0) as log:
             await until(lambda: sorted(log.members()) == ["a-0", "b-0", "b-1", "b-2"], "the first world")
             worlds, begin = len(log.worlds), time.monotonic()
             b.kill()
