@@ -274,7 +274,9 @@ class Scene:
             learned = any(t.startswith("load") for t in worker.trail)
             steps = worker.applied if learned else list(range(self.total))
             assert worker.applied == steps == sorted(set(steps)), f"{worker.name} applied {worker.applied}"
-            assert steps[-1] == self.total - 1, f"{worker.name} ended with step {steps[-1]}"
+            copies = [int(t.split()[1]) - 1 for t in worker.trail if t.startswith("load")]
+            last = max([*steps, *copies])  # a copy may be of the end of the run
+            assert last == self.total - 1, f"{worker.name} ended with step {last}"
             assert len(worker.computed) == len(set(worker.computed)), f"{worker.name} computed a slot twice"
         # after a death before the first step another one's fresh weights may be the run's
         digests = {calm(seed, self.total) for seed in set(self.seeds.values())}
