@@ -187,7 +187,7 @@ async def test_an_outage_of_the_broker_evicts_nobody_and_deaths_in_it_are_found(
     broker: Broker, endpoint: Endpoint
 ) -> None:
     with ServiceProcess("membership", endpoint), Agent(endpoint, "a"), Agent(endpoint, "b"), Agent(endpoint, "c"):
-        async with job(endpoint) as log:
+        async with job(endpoint, last_call=60.0) as log:
             await until(lambda: len(log.members()) == 3, "the first world")
             await asyncio.sleep(1.0)
             victim = log.pid("c-0")
