@@ -18,7 +18,7 @@ from reknit.core.events import RingBroken, WorldChanged
 from reknit.worker.ring import frames, hello, linking
 from reknit.worker.ring.frames import Header, Kind
 from reknit.worker.ring.hello import Hello
-from support.breaks import Scene
+from support.breaks import Scene, record
 from support.rings import PretendWorker, Rings, wait_until
 
 # ---------------------------------------------------------------------------------------------- on the listener's port
@@ -208,9 +208,8 @@ def test_a_stranger_in_a_members_place_is_reported_and_holds_nobody_up(
         rings.world(rest)
         gate.set()
         wait_until(lambda: all(rings.workers[n].shared.generation == rings.generation for n in rest))
-        took = time.monotonic() - began
+        record("a stranger in a member's place, next world linked", time.monotonic() - began, level="in one process")
         assert len(set(rings.finish(rest))) == 1
-        assert took < 5.0  # 50 ms, but for a busy machine
     finally:
         rings.close()
         mute.close()
