@@ -129,7 +129,7 @@ class Caller:
                 weights=shared.weights.of(shared.step),
                 state=shared.weights.state if shared.weights.of(shared.step) else 0,
                 vouched=shared.weights.vouched,
-                doubt=shared.weights.doubt,
+                before=shared.weights.before,
             )
 
     def _fresh(self) -> int:

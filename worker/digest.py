@@ -4,7 +4,7 @@
     watch = Watch(weights)
     watch.begin(step, witnesses)        # before the first slot of a step; large states: on a thread, beside forward
     digest = weights.take()             # after the last slot
-    doubt = watch.changed(step, digest) # our own weights changed under us, and no script did it
+    before = watch.changed(step, digest)  # not 0: our own weights changed under us, and no script did it
 
 What is digested: every parameter of the tracked modules, and their buffers as they were before the step (forward has
 changed the live ones). Tensors are read where they lie, in a fixed order, without a copy and without the GIL; on a GPU
@@ -172,12 +172,15 @@ class Watch:
         self._waiting = True
         self._asked.put(None)
 
-    def changed(self, step: int, digest: int) -> bool:
-        """Return True if the weights had another digest when the step began, and torch knows of no change."""
+    def changed(self, step: int, digest: int) -> int:
+        """Return the digest that the weights had when the step began, if it was another and torch knows of no change.
+
+        0 if it was the same, if a script changed them, or if that is not known.
+        """
         if step != self._step:
-            return False
+            return 0
         self._settle()
-        return digest != self._before and self._changes == self._counted()
+        return self._before if digest != self._before and self._changes == self._counted() else 0
 
     def forget(self) -> None:
         """The weights were loaded anew: what was seen of them before does not count."""

@@ -361,7 +361,7 @@ class Engine:
         if not shared.own_slots():
             return 0
         digest = shared.own_weights()
-        if shared.weights.doubt:
+        if shared.weights.before:
             why = f"the weights changed while step {shared.step} was computed with them"
             if self.neighbours.following is not None:
                 raise LinkBroken("next", f"diverged: {why}")

@@ -278,11 +278,11 @@ class Exchange:
         free = (s for s in self.own_slots() if s not in self.computed and s not in self._computing)
         return next(free, None)
 
-    def verified(self, step: int, digest: int, *, doubt: bool = False, state: int = 0) -> None:
+    def verified(self, step: int, digest: int, *, before: int = 0, state: int = 0) -> None:
         """The digest that was asked for by `Verify`; `state`: after the last step, that of all that is tracked."""
         with self.cv:
             if step == self.main_step and not self.learning:
-                self.weights.take(step, digest, doubt=doubt, state=state)
+                self.weights.take(step, digest, before=before, state=state)
             self.cv.notify_all()
 
     def proof_slot(self, step: int) -> int:

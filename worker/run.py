@@ -403,7 +403,7 @@ class Run:
         self.shared.verified(
             step,
             digest,
-            doubt=self._watch.changed(step, digest),
+            before=self._watch.changed(step, digest),
             state=self._optimizers.take() if wanted else 0,
         )
 

@@ -20,7 +20,7 @@ class Held:
         step: whose weights the digest is of, -1: none was taken, or slots were computed since.
         digest: of parameters and buffers.
         state: of the optimizers' tensors, in a step before which a checkpoint is taken, and after the last one.
-        doubt: they changed while the step was computed, and torch knows of nobody who did it.
+        before: the digest before they changed while the step was computed, though torch knows of no change; else 0.
         void: in this run that is the script's doing.
         vouched: they were compared equal since this worker last received a state, or it never received one.
         asked: the ring waits for a digest: it comes before the next slot.
@@ -34,7 +34,7 @@ class Held:
     step: int = -1
     digest: int = 0
     state: int = 0
-    doubt: bool = False
+    before: int = 0
     void: bool = False
     vouched: bool = True
     asked: bool = False
@@ -47,13 +47,13 @@ class Held:
         """The digest of this step's weights, 0 if it was not taken."""
         return self.digest if step == self.step else 0
 
-    def take(self, step: int, digest: int, *, doubt: bool = False, state: int = 0) -> None:
+    def take(self, step: int, digest: int, *, before: int = 0, state: int = 0) -> None:
         """A digest was taken."""
-        self.step, self.digest, self.doubt, self.state = step, digest, doubt and not self.void, state
+        self.step, self.digest, self.before, self.state = step, digest, 0 if self.void else before, state
 
     def touch(self) -> None:
         """A slot is being computed: the digest is taken (again) after it."""
-        self.step, self.digest, self.doubt, self.state = -1, 0, False, 0
+        self.step, self.digest, self.before, self.state = -1, 0, 0, 0
 
     def replace(self) -> None:
         """Other weights are coming, from a peer: nobody has compared them yet."""

@@ -177,7 +177,7 @@ def test_who_has_not_taken_a_digest_is_asked_and_nothing_else_is_decided():
 
 def test_of_two_the_one_whose_own_weights_changed_learns():
     owners = ranges("a:0-4 b:4-8")
-    d = decide([entry("a", 6, owners=owners, weights=1, doubt=True), entry("b", 6, owners=owners, weights=2)], 8, 3)
+    d = decide([entry("a", 6, owners=owners, weights=1, before=2), entry("b", 6, owners=owners, weights=2)], 8, 3)
     assert d.diverged == (Wrong("a", "weights", 1, 2, "own"),)
     assert (d.learners, d.owners) == ((("a", "b"),), ranges("b:0-8"))
 
@@ -223,7 +223,7 @@ digests = st.integers(0, 2)
 
 @given(
     st.lists(
-        st.tuples(st.integers(4, 6), st.booleans(), digests, digests, st.booleans(), st.booleans()),
+        st.tuples(st.integers(4, 6), st.booleans(), digests, digests, st.booleans(), digests),
         min_size=1,
         max_size=6,
     )
@@ -232,8 +232,8 @@ def test_whoever_diverged_has_no_slots_and_learns_from_one_that_did_not(members)
     owners = tuple(r for r in plans.split(8, [f"w{i}" for i in range(len(members))]) if r.end > r.first)
     entries = [
         entry(f"w{i}", held, current=current, waiting=not current, owners=owners if held == 6 else (),
-              chain=100 * held + chain, weights=weights, vouched=vouched, doubt=doubt)
-        for i, (held, current, chain, weights, vouched, doubt) in enumerate(members)
+              chain=100 * held + chain, weights=weights, vouched=vouched, before=before)
+        for i, (held, current, chain, weights, vouched, before) in enumerate(members)
     ]  # fmt: skip
     try:
         d = decide(entries, 8, 3)

@@ -10,11 +10,12 @@ from reknit.worker.ring.vote import Ballot, Diverged, Wrong, minority, weigh
 
 
 def ballots(text: str) -> list[Ballot]:
-    """`a=1 b=2? c=1! d=?`: worker and digest; `~`: has it from a peer (not vouched), `!`: doubts itself."""
+    """`a=1 b=2~ c=3!1 d=0`: worker and digest; `~`: has it from a peer (not vouched), `!`: what it had before."""
     found = []
     for word in text.split():
         worker, _, said = word.partition("=")
-        found.append(Ballot(worker, int(said.strip("~!") or 0), vouched="~" not in said, doubt="!" in said))
+        now, _, before = said.replace("~", "").partition("!")
+        found.append(Ballot(worker, int(now), vouched="~" not in said, before=int(before or 0)))
     return found
 
 
@@ -27,16 +28,19 @@ def ballots(text: str) -> list[Ballot]:
         ("a=1 b=1 c=1 d=2 e=3", 1, "d e"),
         ("a=1 b=1 c=0", 1, ""),  # nobody differs: whoever has not told is compared later
         ("a=0 b=0", 0, ""),
-        ("a=1! b=2", 2, "a"),  # two workers: the one whose own bits changed is wrong
-        ("a=1 b=2!", 1, "b"),
-        ("a=1! b=1", 1, ""),  # another one has the same bits of its own: the doubt is settled
-        ("a=1! b=1~", 0, None),  # but not by a copy of them
-        ("a=1!", 0, None),
-        ("a=1! b=2 c=2~", 2, "a"),
-        ("a=1! c=1~ b=2", 2, "a c"),  # a copy of the doubtful one is as wrong, and no witness for it
+        ("a=1!2 b=2", 2, "a"),  # two workers: the one whose own bits changed is wrong
+        ("a=1 b=2!1", 1, "b"),
+        ("a=1!2 b=1", 0, None),  # one had others before, and nobody has those now
+        ("a=1!2 b=1 c=1", 1, ""),  # two have the same bits of their own: it was mistaken
+        ("a=1!2 b=1~", 0, None),
+        ("a=1!3 b=2", 0, None),  # two faults at once: what one had before is not what the other has
+        ("a=1!2", 0, None),
+        ("a=1!2 b=2 c=2~", 2, "a"),
+        ("a=1!2 c=1~ b=2", 2, "a c"),  # a copy of the doubtful one is as wrong, and no witness for it
         ("a=1 b=1 c=2~ d=2~", 1, "c d"),  # two copies of one state are one witness
-        ("a=1! b=2!", 0, None),  # both doubt: nobody can tell
-        ("a=1! b=2! c=2!", 2, "a"),  # a script that changes weights in forward: the majority still tells
+        ("a=1!3 b=2!3", 0, None),  # both doubt: nobody can tell
+        ("a=2!3 b=2!3 c=2!3", 2, ""),  # a script that changes weights in forward
+        ("a=2!3 b=2!3 c=1", 2, "c"),
         ("a=1 b=2", 0, None),
         ("a=1 b=2 c=3", 0, None),
         ("a=1 b=1 c=2 d=2", 0, None),
@@ -63,8 +67,8 @@ def test_table(said, right, wrong):
         ("a=1 b=2 c=0~", "c"),
         ("a=1 b=1 c=2 d=0", "d"),  # two of four are no majority yet
         ("a=1 b=0 c=2 d=0", "b d"),
-        ("a=1! b=0 c=0~", "b c"),
-        ("a=1! b=2 c=0", "c"),
+        ("a=1!2 b=0 c=0~", "b c"),
+        ("a=1!2 b=2 c=0", "c"),
     ],
 )
 def test_who_has_not_told_is_asked_when_it_matters(said, ask):
@@ -82,23 +86,27 @@ def test_all_are_named_when_nobody_can_tell():
 
 
 def test_it_is_said_how_it_is_known():
-    (wrong,) = weigh("weights", "", ballots("a=1! b=2")).wrong
+    (wrong,) = weigh("weights", "", ballots("a=1!2 b=2")).wrong
     assert wrong.words(7) == "a found its own weights changed in step 7"
-    (wrong,) = weigh("weights", "", ballots("a=1! b=2! c=2!")).wrong
+    (wrong,) = weigh("weights", "", ballots("a=1 b=2!3 c=2!3")).wrong
     assert wrong.by == "majority"
     (wrong,) = weigh("result", "", ballots("a=1 b=2 c=1")).wrong
     assert wrong.words(7) == "b held another result in step 7 than the majority"
 
 
 def test_what_most_doubt_at_once_is_the_scripts_doing():
-    assert weigh("weights", "", ballots("a=1! b=1!")).void
-    assert weigh("weights", "", ballots("a=1! b=1! c=1")).void
-    assert not weigh("weights", "", ballots("a=1! b=1 c=1")).void
+    assert weigh("weights", "", ballots("a=1!2 b=1!2")).void
+    assert weigh("weights", "", ballots("a=1!2 b=1!2 c=1")).void
+    assert not weigh("weights", "", ballots("a=1!2 b=1 c=1")).void
+    with pytest.raises(Diverged):
+        weigh("weights", "", ballots("a=1!3 b=2!3 c=4"))  # two with other bits each: that is no script
     assert not weigh("weights", "", ballots("a=1 b=1")).void
 
 
 anybody = st.lists(
-    st.builds(Ballot, st.uuids().map(str), st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=8
+    st.builds(Ballot, st.uuids().map(str), st.integers(0, 3), st.booleans(), st.sampled_from([0, 0, 1, 2])),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -121,7 +129,7 @@ def test_a_verdict_names_whoever_differs_and_leaves_somebody(members):
     try:
         verdict = weigh("weights", "", members)
     except Diverged:
-        assert len({b.digest for b in members if b.digest}) > 1 or any(b.doubt for b in members)
+        assert len({b.digest for b in members if b.digest}) > 1 or any(b.before for b in members)
         return
     if verdict.ask:
         silent = {b.worker for b in members if not b.digest}
@@ -160,7 +168,7 @@ def test_asking_ends(members):
     try:
         verdict = weigh("weights", "", members)
         if verdict.ask:
-            told = [Ballot(b.worker, b.digest or 1, b.vouched, b.doubt) for b in members]
+            told = [Ballot(b.worker, b.digest or 1, b.vouched, b.before) for b in members]
             assert weigh("weights", "", told).ask == ()
     except Diverged:
         pass

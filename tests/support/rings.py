@@ -14,6 +14,7 @@ import numpy as np
 
 from reknit.core.events import Member, WorldChanged
 from reknit.worker.copies import StateCopy
+from reknit.worker.digest import MAJORITY
 from reknit.worker.engine import Engine
 from reknit.worker.exchange import Exchange
 from reknit.worker.identity import Identity
@@ -90,7 +91,7 @@ class PretendWorker:
         self.trail: list[str] = []
         self.hold: Callable[[int, int], None] = lambda step, slot: None
         self.meddle: Callable[[str, int], None] = lambda when, step: None
-        self.doubts = False
+        self.watched = (-1, 0)
         self.bounds = Bounds(SHAPE, whole_sections(SHAPE)) if exact else None
         self.take_bounds = self.bounds.take if self.bounds is not None else lambda result: None
         shape = self.bounds.shape if self.bounds is not None else SHAPE
@@ -190,6 +191,7 @@ class PretendWorker:
                     raw = memoryview(self._state())
                     shared.copied(StateCopy(step, self.chain_before(step), b"", raw, self.engine.ledger.export()))
                 case Compute(step, slot):
+                    self._watch(step)
                     self.hold(step, slot)
                     self.meddle("compute", step)
                     self.note(f"compute {step}.{slot}", self.weights)
@@ -213,6 +215,11 @@ class PretendWorker:
                     self.outcome = "done"
                     return
 
+    def _watch(self, step: int) -> None:
+        """Look at the own weights before the first slot of a step, where no majority will (as `digest.Watch` does)."""
+        if self.watched[0] != step and self.shared.weights.witnesses < MAJORITY:
+            self.watched = step, int(self.digest[:16], 16) or 1
+
     def _compare(self, work: Verify | Rehearse) -> None:
         shared, step = self.shared, work.step
         if isinstance(work, Rehearse):
@@ -222,7 +229,9 @@ class PretendWorker:
         self.meddle("verify", step)
         self.note(f"verify {step}", self.weights)
         digest = int(self.digest[:16], 16) or 1
-        shared.verified(step, digest, doubt=self.doubts, state=digest if step == shared.total else 0)
+        changed = self.watched[0] == step and self.watched[1] != digest
+        before = self.watched[1] if changed else 0
+        shared.verified(step, digest, before=before, state=digest if step == shared.total else 0)
         self.meddle("verified", step)
 
     def _compute(self, step: int, slot: int) -> None:
@@ -242,6 +251,7 @@ class PretendWorker:
         return bounds + self.weights.tobytes() + self.counter.to_bytes(8, "little")
 
     def _load(self, raw: bytes) -> None:
+        self.watched = -1, 0
         if self.bounds is not None:
             size = self.bounds.exponents.nbytes
             self.bounds.exponents, raw = np.frombuffer(raw[:size], np.int32).copy(), raw[size:]

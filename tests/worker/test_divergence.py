@@ -100,7 +100,7 @@ def go_slowly(*workers: PretendWorker) -> None:
         worker.hold = lambda _step, _slot: time.sleep(0.002)
 
 
-def spoil(worker: PretendWorker, when: str, step: int, *, what: str = "weights", doubts: bool = False) -> list[int]:
+def spoil(worker: PretendWorker, when: str, step: int, *, what: str = "weights") -> list[int]:
     """Change one bit of the worker once, at this moment of this step; the list holds the step once it is done."""
     done: list[int] = []
 
@@ -113,7 +113,6 @@ def spoil(worker: PretendWorker, when: str, step: int, *, what: str = "weights",
             worker.weights.view(np.uint32)[worker.weights.size // 2] ^= 1 << 20
         else:
             worker.shared.results[at].buffer[43] ^= 1
-        worker.doubts = doubts
 
     worker.meddle = meddle
     return done
@@ -225,7 +224,7 @@ def test_a_result_that_arrives_other_than_it_was_sent_is_not_committed(heal, cal
 
 def test_of_two_the_one_that_saw_its_own_weights_change_learns(heal, calm):
     ring = heal("ab")
-    spoil(ring["b"], "put", 3, doubts=True)
+    spoil(ring["b"], "put", 3)
     ring.begin()
     assert set(ring.finish()) == {calm}
     (told,) = ring.told(WorkerDiverged)
@@ -245,7 +244,7 @@ def test_of_two_nobody_goes_on_when_nothing_tells_who_is_right(heal):
 
 def test_alone_it_stops_rather_than_go_on(heal):
     ring = heal("a")
-    spoil(ring["a"], "put", 3, doubts=True)
+    spoil(ring["a"], "put", 3)
     ring.begin()
     wait_until(lambda: ring["a"].error, what="it fails")
     assert isinstance(ring["a"].error, Diverged)

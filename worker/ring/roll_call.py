@@ -43,7 +43,7 @@ class Entry:
         finished: its script has left the step loop.
         weights: digest of the weights that it has for step `held + 1`, 0 if it has not taken one.
         state: digest of its whole state after the last step of the run, 0 before.
-        vouched, doubt: what its digests are worth (see vote.Ballot).
+        vouched, before: what its digests are worth (see vote.Ballot).
     """
 
     worker: str
@@ -65,7 +65,7 @@ class Entry:
     weights: int = 0
     state: int = 0
     vouched: bool = True
-    doubt: bool = False
+    before: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _diverged(holders: Sequence[Entry]) -> tuple[tuple[Wrong, ...], tuple[str, .
     results = vote.weigh("result", f"of step {furthest}", [vote.Ballot(e.worker, e.chain, e.vouched) for e in holders])
     wrong = {w.worker for w in results.wrong}
     rest = [e for e in holders if e.worker not in wrong]
-    ballots = [vote.Ballot(e.worker, e.weights, e.vouched, e.doubt) for e in rest]
+    ballots = [vote.Ballot(e.worker, e.weights, e.vouched, e.before) for e in rest]
     weights = vote.weigh("weights", f"in step {furthest + 1}", ballots)
     if weights.ask:
         return (), weights.ask, False

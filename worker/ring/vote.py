@@ -6,8 +6,8 @@ Each member says which digest it has. Members are witnesses, and a witness count
 
 * who has received its state from a peer since it was last compared (`vouched` is False) repeats what that peer had:
   such members that agree with each other are one witness, and none at all beside one who was compared;
-* who has found its own bits changed under it (`doubt`) is no witness, nor is a copy of it; when most say so at once it
-  is the script that changes them, and the doubt is void;
+* who has found its own bits changed under it is a witness for what it had before (`before`). When most say so at once,
+  and have equal bits all the same, it is the script that changes them, and that is void;
 * who has not told its digest is asked before anything is decided that it could turn.
 
 A digest is right when more than half of the witnesses have it. Otherwise nobody can tell, and that is said (`Diverged`)
@@ -39,13 +39,13 @@ class Ballot:
         worker: who.
         digest: of what is compared; 0: not told yet.
         vouched: it was compared equal, or has its state from nobody, since it last received one.
-        doubt: its bits changed under it while they should not have.
+        before: the digest that it had before its bits changed under it; 0: they did not, as far as it knows.
     """
 
     worker: str
     digest: int
     vouched: bool = True
-    doubt: bool = False
+    before: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,21 +102,23 @@ def weigh(what: What, where: str, ballots: Sequence[Ballot]) -> Verdict:
         Diverged: digests differ, or the only one there is was doubted, and no majority tells which is right.
     """
     told = {b.digest for b in ballots if b.digest}
-    doubts = sum(b.doubt for b in ballots)
-    if len(told) <= 1 and not doubts:
+    doubters = [b for b in ballots if b.before]
+    if len(told) <= 1 and not doubters:
         return Verdict(right=next(iter(told), 0))
     silent = tuple(b.worker for b in ballots if not b.digest)
-    if doubts and silent:
+    if doubters and silent:
         return Verdict(ask=silent)
-    void = doubts > 1 and 2 * doubts > len(ballots)
-    witnesses = list(ballots) if void else _witnesses(ballots)
-    counts = _count(witnesses)
-    silent = tuple(b.worker for b in witnesses if not b.digest)
+    void = 1 < len(doubters) > len(ballots) / 2 and len({b.digest for b in doubters}) == 1
+    counts = _count(ballots, void=void)
     right, count = max(counts.items(), key=lambda item: item[1], default=(0, 0))
-    if 2 * count <= sum(counts.values()) + len(silent):
+    if 2 * count <= sum(counts.values()) + len(silent) or right not in told:
         if silent:
             return Verdict(ask=silent)
-        said = ", ".join(f"{b.worker} {b.digest:016x}" + " in doubt" * b.doubt for b in ballots if b.digest)
+        said = ", ".join(
+            f"{b.worker} {b.digest:016x}" + (f", before {b.before:016x}" if b.before else "")
+            for b in ballots
+            if b.digest
+        )
         raise Diverged(
             f"the workers hold different {_PLURAL[what]} {where} and no majority says which is right ({said})"
             if len(told) > 1
@@ -126,7 +128,7 @@ def weigh(what: What, where: str, ballots: Sequence[Ballot]) -> Verdict:
     return Verdict(
         right=right,
         wrong=tuple(
-            Wrong(b.worker, what, b.digest, right, "own" if b.doubt and not void else "majority")
+            Wrong(b.worker, what, b.digest, right, "own" if b.before and not void else "majority")
             for b in ballots
             if b.digest not in (0, right)
         ),
@@ -146,20 +148,15 @@ _PLURAL: dict[What, str] = {"result": "results", "weights": "weights", "state": 
 _OTHER: dict[What, str] = {"result": "another result", "weights": "other weights", "state": "another state"}
 
 
-def _witnesses(ballots: Sequence[Ballot]) -> list[Ballot]:
-    """Members whose word counts for something."""
-    sound = [b for b in ballots if not b.doubt]
-    doubted = {b.digest for b in ballots if b.doubt} - {b.digest for b in sound if b.vouched}
-    return [b for b in sound if b.vouched or b.digest not in doubted]
+def _said(ballot: Ballot) -> str:
+    before = f" (before {ballot.before:016x})" if ballot.before else ""
+    return f"{ballot.worker} {ballot.digest:016x}{before}"
 
 
-def _count(witnesses: Sequence[Ballot]) -> dict[int, int]:
+def _count(ballots: Sequence[Ballot], *, void: bool) -> dict[int, int]:
     """How many independent witnesses each digest has."""
-    counts: collections.Counter[int] = collections.Counter()
-    for ballot in witnesses:
-        if ballot.digest and ballot.vouched:
-            counts[ballot.digest] += 1
-    for ballot in witnesses:
-        if ballot.digest and not counts[ballot.digest]:
-            counts[ballot.digest] = 1
+    said = [(b.digest if void else b.before or b.digest, b.vouched) for b in ballots if b.digest]
+    counts = collections.Counter(digest for digest, vouched in said if vouched)
+    for digest, _ in said:  # those that repeat what a peer had
+        counts[digest] = counts[digest] or 1
     return dict(counts)
