@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -396,3 +398,60 @@ def test_with_verification_off_nothing_is_asked_for(rings, calm):
     rings.world(["a", "b"])
     assert set(rings.finish(["a", "b"])) == {calm}
     assert not any("verify" in line for name in "ab" for line in rings.workers[name].trail)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("REKNIT_STORMS", "8"))))
+def test_a_storm_of_flips_deaths_and_joins_never_ends_with_wrong_bits(heal, seed):
+    """Random histories; the seed says all. Either the calm run's bits, or nobody goes on: never others."""
+    rng = random.Random(seed)
+    names = "abcde"[: rng.randrange(2, 6)]
+    ring = heal(names, LONG)
+    flips: list[tuple[str, str, int]] = []
+
+    def let_flip(worker: PretendWorker) -> None:
+        due = sorted(rng.sample(range(2, LONG - 6), rng.randrange(0, 3)))
+        moments = [rng.choice(MOMENTS) for _ in due]
+
+        def meddle(when: str, step: int) -> None:
+            if due and step >= due[0] and when == moments[0] and step < LONG - 2:
+                flips.append((worker.name, when, step))
+                due.pop(0)
+                moments.pop(0)
+                worker.weights = worker.weights.copy()
+                worker.weights.view(np.uint32)[rng.randrange(worker.weights.size)] ^= 1 << rng.randrange(32)
+
+        worker.meddle = meddle
+
+    for name in names:
+        let_flip(ring[name])
+        ring[name].hold = lambda _step, _slot: time.sleep(0.0005)
+    ring.begin()
+    for change in range(rng.randrange(0, 4)):
+        at = rng.randrange(LONG - 10)
+        wait_until(lambda at=at: any(w.error or w.outcome or w.shared.step >= at for w in ring.rings.workers.values()))
+        if any(w.error or w.outcome for w in ring.rings.workers.values()):
+            break
+        if rng.random() < 0.5 and len(ring.names) > 2:  # what flips between two looks of one that is alone, nobody sees
+            victim = rng.choice(ring.names)
+            if any(ring[n].shared.whole and ring[n].shared.step > 0 for n in ring.names if n != victim):
+                ring.names = [n for n in ring.names if n != victim]
+                ring[victim].kill()
+        else:
+            joiner = PretendWorker(f"j{change}", slots=SLOTS, total=LONG, seed=9)
+            let_flip(joiner)
+            ring.rings.add(joiner)
+            ring.names = [*ring.names, joiner.name]
+        ring.rings.world(ring.names, **ring.roles)
+    workers = ring.rings.workers
+
+    def over() -> bool:
+        ended = all(workers[n].outcome or workers[n].error for n in ring.names)
+        return ended or any(w.error for w in workers.values())
+
+    wait_until(over, what=f"the end of {flips}")
+    gave_up = [w.error for w in workers.values() if w.error is not None]
+    if gave_up:
+        assert all(isinstance(e, Diverged) for e in gave_up), gave_up
+        assert flips
+        return
+    assert {workers[n].digest for n in ring.names} == {calm_run(LONG)}, flips
