@@ -261,6 +261,7 @@ def test_two_and_a_spare_are_three(place: Place, calm: str) -> None:
     assert hashes(run) == {calm}
 
 
+@pytest.mark.slow
 def test_workers_do_not_obey_where_chaos_is_not_allowed(place: Place) -> None:
     script = place.script("train.py", SCRIPT)
     run = place.start("run", "--job", "j", "--node", "n", str(script), "gate")
