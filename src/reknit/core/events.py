@@ -239,6 +239,10 @@ class AgentJoined(Event, frozen=True, tag="node.joined"):
     nproc: int
     client_id: int = 0
     """NATS client id of the agent's connection: ties `$SYS` disconnect notices to the node."""
+    labels: dict[str, str] = {}
+    """What the node says of itself, such as rack and zone: the ring goes through one place before it goes on."""
+    gossip: str = ""
+    """`host:port` at which the agent takes gossip, "" if it takes none."""
 
 
 class AgentLeft(Event, frozen=True, tag="node.left"):
@@ -712,6 +716,14 @@ class NodePulse(Pulse, frozen=True, tag="node"):
     """Worker -> kernel process state letter."""
     load: float = 0.0
     memory_free: int = 0
+    silent: tuple[str, ...] = ()
+    """Nodes that this one watches and that do not answer it."""
+    sick: bool = False
+    """Most of those that it watches do not answer: the fault is its own, it says nothing of others."""
+    view: int = 0
+    """Digest of who is alive in its view."""
+    rtt: dict[str, float] = {}
+    """Node -> round trip to it in milliseconds, for those that it watches."""
 
 
 JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | JobDoubted | ChaosAsked | JobFinished
