@@ -11,7 +11,9 @@ from typing import Literal
 
 from reknit.core.events import JobSubmitted, Member
 
-from .ring_order import first_order, natural, next_order
+from . import topology
+from .ring_order import first_order, next_order
+from .topology import natural
 from .view import Record, Sight, Worker
 
 
@@ -60,9 +62,9 @@ def members_without(record: Record, gone: Collection[str], *, joiners: Sequence[
     """Members of the next world in ring order."""
     stay = [m for m in record.members if m.worker not in gone]
     if not stay:
-        return first_order(joiners, record.most_active)
+        return first_order(joiners, record.most_active, topology.of(record))
     current = {w.worker for w in record.workers.values() if w.current}
-    return next_order(record.members, gone, joiners, record.most_active, current)
+    return next_order(record.members, gone, joiners, record.most_active, current, topology=topology.of(record))
 
 
 def status_of(record: Record, members: Collection[Member]) -> tuple[Literal["running", "paused"], str]:

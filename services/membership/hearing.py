@@ -62,13 +62,15 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
     """Fold one heartbeat in; the most frequent input by far, so each mapping is copied once at most."""
     # Hearing again after a silence of all: those that are still on their way back get the time to come.
     pulses, working, disconnected, noticed = sight.pulses, sight.working, sight.disconnected, sight.noticed
-    streams = sight.streams
+    streams, rtt = sight.streams, sight.rtt
     if is_deaf(sight, now):
         streams, disconnected = _anchored(sight, now), {}
         noticed = {k: at for k, at in noticed.items() if k[0] != "unreachable"}
     key = ""
     if isinstance(pulse, NodePulse):
         key = node_key(pulse.node)
+        if pulse.rtt:
+            rtt = put(rtt, pulse.node, pulse.rtt)
     elif (known := record.workers.get(pulse.worker)) is not None and known.incarnation == pulse.incarnation:
         key = pulse.worker  # else it is not in yet, or these are the last words of an earlier life
         pulses, working = put(pulses, key, pulse), _working(working, pulse, now)
@@ -85,6 +87,7 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
         working=working,
         disconnected=disconnected,
         noticed=noticed,
+        rtt=rtt,
     )
 
 

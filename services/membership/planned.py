@@ -80,7 +80,7 @@ HINDRANCES = (
 """In the order in which they are looked at. Whatever none of them speaks against is planned."""
 
 PLANNED = (
-    ("workers join", "they are linked in at the tail, others only get a new neighbour"),
+    ("workers join", "they are linked in beside their own, others only get a new neighbour"),
     ("a spare is promoted (`reknit scale`)", "members stay, the order may change"),
     ("a member leaves as asked, after it has handed its slots over", "it relays until the others have gone over"),
 )

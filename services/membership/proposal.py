@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from reknit.core.events import Evidence, Member, TargetsSet, WorldChanged
 
-from . import words
+from . import topology, words
 from .candidates import is_suspect, joiners, joins_due, learning, outside
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
@@ -102,7 +102,7 @@ def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
 def _first(view: View, verdict: Verdict, there: Sequence[Worker], heirs: Sequence[Worker]) -> WorldChanged:
     """The world in which a ring begins; `heirs`: who has the state although the ring before is lost."""
     record = view.record
-    members = first_order(there, record.most_active)
+    members = first_order(there, record.most_active, topology.of(record, view.sight))
     expected = record.most_active + (record.spec.spares if record.spec else 0)
     begins = "the ring begins again" if record.began else "the ring begins"
     clauses = [*words.why_gone(record, verdict), f"{begins}: {len(there)} of {expected} workers registered"]
@@ -113,7 +113,8 @@ def _first(view: View, verdict: Verdict, there: Sequence[Worker], heirs: Sequenc
 def _announce(view: View, verdict: Verdict, there: Sequence[Worker], now: float) -> WorldChanged | None:
     """A paused world, when everybody was lost, or when too few have come for a while."""
     record, sight = view.record, view.sight
-    members = first_order(there, record.most_active)
+    # by the log alone: nobody steps in it, and what is measured anew each second is no reason for another world
+    members = first_order(there, record.most_active, topology.of(record))
     clauses = words.why_gone(record, verdict)
     if removable(record, verdict):
         due = gone_due(record, sight, verdict, now)

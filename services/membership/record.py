@@ -88,7 +88,7 @@ def _over(record: Record, event: JobFinished, _seq: int) -> Record:
 def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
     if event.run != record.run:
         return record
-    node = Node(event.node, event.nproc, event.client_id, seq)
+    node = Node(event.node, event.nproc, event.client_id, seq, event.host, event.labels)
     started = {name: s for name, s in record.started.items() if s.node != event.node}  # a new agent starts anew
     return dataclasses.replace(record, nodes=put(record.nodes, event.node, node), started=started)
 

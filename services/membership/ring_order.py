@@ -1,8 +1,10 @@
 """Ring order and roles of the next world.
 
-Survivors keep their relative order, so slot ranges stay where they were computed. A spare takes the place of an active
-that is gone, so does nobody else. Joiners go to the tail: before the spares if they are active, behind them if not.
-Actives always stand before spares: the last active's result passes the spares on its way round.
+A ring begins in the order of the topology: host by host, rack by rack. Survivors keep their relative order, so slots of
+the step in flight stay where they were computed. A spare takes the place of an active that is gone, so does nobody
+else. A joiner stands behind the last of those that are nearest to it, of its host, else of its rack, and so on: that
+splits no pair that is nearer to each other. Actives always stand before spares: the last active's result passes the
+spares on its way round.
 
 A link that breaks again and again while both its ends live is routed round: an order is sought in which the two are
 not neighbours. Where there is none, the links are chosen that broke least often: what broke long ago may be whole
@@ -12,7 +14,6 @@ again. Where that changes nothing the ring is turned round, so that the other en
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -20,6 +21,7 @@ import msgspec
 
 from reknit.core.events import Member
 
+from .topology import Topology, natural
 from .view import Worker
 
 Pair = tuple[str, str]
@@ -33,15 +35,15 @@ REROUTE_AFTER = 2
 """Breaks of one link, with both ends alive, until the ring is routed round it."""
 
 
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts n2 before n10."""
-    parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts)
+FLAT = Topology()
+"""Nothing is known of where nodes stand."""
 
 
-def first_order(workers: Iterable[Worker], most_active: int) -> tuple[Member, ...]:
-    """Order of a ring that begins: workers of one node side by side; the first `most_active` are active."""
-    ordered = sorted(workers, key=lambda w: (natural(w.node), natural(w.worker)))
+def first_order(workers: Iterable[Worker], most_active: int, topology: Topology = FLAT) -> tuple[Member, ...]:
+    """Order of a ring that begins: the nodes in the order of the topology; the first `most_active` are active."""
+    there = list(workers)
+    rank = {node: i for i, node in enumerate(topology.order(w.node for w in there))}
+    ordered = sorted(there, key=lambda w: (rank[w.node], natural(w.worker)))
     return tuple(w.member("active" if i < most_active else "spare") for i, w in enumerate(ordered))
 
 
@@ -51,6 +53,8 @@ def next_order(
     joiners: Sequence[Worker],
     most_active: int,
     current: Collection[str],
+    *,
+    topology: Topology = FLAT,
 ) -> tuple[Member, ...]:
     """Order and roles after some are gone and others join.
 
@@ -60,6 +64,7 @@ def next_order(
         joiners: workers that come in, in order of arrival.
         most_active: how many may be active.
         current: workers with current state; they are preferred when a spare is promoted.
+        topology: where the nodes stand.
     """
     spares = [m for m in members if m.role == "spare" and m.worker not in gone]
     staying = sum(m.role == "active" and m.worker not in gone for m in members)
@@ -71,22 +76,30 @@ def next_order(
         if member.worker not in gone:
             actives.append(member)
         elif spares and room:
-            spare = _substitute(member, spares, current)
+            spare = _substitute(member, spares, current, topology)
             spares.remove(spare)
             actives.append(_as(spare, "active"))
             room -= 1
     promoted, spares = spares[:room], spares[room:]
-    actives += [_as(m, "active") for m in promoted]
     room -= len(promoted)
-    coming = [joiner.member("active" if i < room else "spare") for i, joiner in enumerate(joiners)]
-    return (*actives, *coming[:room], *spares, *coming[room:])
+    for member in [*(_as(m, "active") for m in promoted), *(j.member("active") for j in joiners[:room])]:
+        _beside(actives, member, topology)
+    for joiner in joiners[room:]:
+        _beside(spares, joiner.member("spare"), topology)
+    return (*actives, *spares)
 
 
-def _substitute(dead: Member, spares: Sequence[Member], current: Collection[str]) -> Member:
-    """Choose the spare for a dead active's place: one with current state, of the same node if there is one."""
-    return min(
-        spares, key=lambda s: (s.worker not in current, s.node != dead.node, [m.worker for m in spares].index(s.worker))
-    )
+def _beside(members: list[Member], newcomer: Member, topology: Topology) -> None:
+    """Put a newcomer behind the last of those that are nearest to it."""
+    near = [topology.nearness(newcomer.node, m.node) for m in members]
+    place = len(near) - near[::-1].index(max(near)) if near else 0
+    members.insert(place, newcomer)
+
+
+def _substitute(dead: Member, spares: Sequence[Member], current: Collection[str], topology: Topology) -> Member:
+    """Choose the spare for a dead active's place: one with current state, of those the nearest one."""
+    # `min` takes the first of equals
+    return min(spares, key=lambda s: (s.worker not in current, -topology.nearness(s.node, dead.node)))
 
 
 def _as(member: Member, role: Literal["active", "spare"]) -> Member:

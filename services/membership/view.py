@@ -84,6 +84,9 @@ class Node:
     nproc: int
     client_id: int = 0
     seq: int = 0
+    host: str = ""
+    """Address that its agent is reached at."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left: bool = False
     lost: bool = False
     """Left, but not by its own word: its agent was found gone."""
@@ -266,6 +269,8 @@ class Sight:
     """(source, worker) -> when evidence of the log was heard: `ring` (first report), `frozen`, `unreachable`."""
     asked: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Id of a publication asked for and not heard yet -> when."""
+    rtt: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    """Node -> node -> round trip in milliseconds, from the first one's newest heartbeat that told any."""
     heard: float = 0.0
     """Last heartbeat of anybody."""
     world_at: float = -1e9
