@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reknit.core import wire
+from reknit.core.address import split
 from reknit.core.errors import ReknitError, WireError
 from reknit.core.events import Member
 
@@ -59,8 +60,7 @@ def dial(
         Refused: the peer does not accept us.
         OSError: the connection failed or timed out.
     """
-    host, _, port = peer.address.rpartition(":")
-    family, kind, proto, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    family, kind, proto, _, target = socket.getaddrinfo(*split(peer.address), type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
     try:
         made(sock)

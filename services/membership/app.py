@@ -15,8 +15,9 @@ import socket
 from typing import Any
 
 from reknit.core import log, telemetry
+from reknit.core.address import split
 from reknit.core.bus import Bus
-from reknit.core.errors import ReknitError
+from reknit.core.errors import ReknitError, UsageError
 from reknit.core.events import WorkerUnreachable
 from reknit.core.service import run_service
 
@@ -104,13 +105,14 @@ async def check(address: str) -> tuple[bool, str] | None:
         (True, error) if nobody listens there any more; (False, error) if host or path do not answer; None if somebody
         answers, or the address makes no sense, so nothing is known.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    try:
+        host, port = split(address)
+    except UsageError:
         return None
     last: tuple[bool, str] | None = None
     for pause in DIALS:
         await asyncio.sleep(pause)
-        last = await _dial(host.strip("[]"), int(port))
+        last = await _dial(host, port)
         if last is not None:
             return last
     return last

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from reknit.core import log
+from reknit.core.address import family_of, join
 from reknit.core.bus import Bus
 from reknit.core.errors import UsageError
 from reknit.core.service import Runner, run_process, run_service
@@ -130,7 +131,7 @@ async def _serve(server: _Server, runner: Runner[View]) -> None:
             _log.error("no page", reason=str(error), hint=error.hint)
             await asyncio.sleep(BIND_AGAIN)
     port = listener.getsockname()[1]
-    runner.about["http"] = f"http://{host}:{port}"
+    runner.about["http"] = f"http://{join(host, port)}"
     runner.about["port"] = port
     write_port(port)
     _log.info("page", url=runner.about["http"])
@@ -145,7 +146,10 @@ def listen(host: str, port: str) -> socket.socket:
     """
     if not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{PORT} is {port!r}, no port number", hint="0 picks a free port")
-    listener = socket.socket()
+    try:
+        listener = socket.socket(family_of(host))
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host!r}: {error.strerror}", hint=f"set {HOST}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, int(port)))
@@ -153,7 +157,7 @@ def listen(host: str, port: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint=f"set {PORT}; 0 picks a free port"
+            f"cannot listen on {join(host, int(port))}: {error.strerror}", hint=f"set {PORT}; 0 picks a free port"
         ) from error
     listener.setblocking(False)
     return listener

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from reknit.core.address import split
 from reknit.core.errors import ReknitError
 
 from . import hello
@@ -55,10 +56,10 @@ def link_next(
         WorldMoved: a newer world arrived meanwhile.
         LinkBroken: the peer's port is closed, it does not answer, or it refused us.
     """
-    host, _, port = address.rpartition(":")
+    host, port = split(address)
     give_up = None
     while not moved():
-        sock = _connect(host.strip("[]"), int(port), moved)
+        sock = _connect(host, port, moved)
         # counted from the first connection: a peer that accepts and closes, again and again, does not answer either
         give_up = give_up or time.monotonic() + HELLO_PATIENCE
         offer = Offer()

@@ -12,6 +12,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from reknit.core.address import family_of, join
+
 from . import hello
 from .door import Door
 from .hello import Hello, Refused
@@ -55,13 +57,11 @@ class Listener:
         *,
         lanes: bool = True,
     ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        self._sock = socket.socket(family_of(host), socket.SOCK_STREAM)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sock.bind((host, 0))
         self._sock.listen(128)
-        port = self._sock.getsockname()[1]
-        self.address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+        self.address = join(host, self._sock.getsockname()[1])
         self.refusals: list[str] = []
         self._identity = (job, worker, secret)
         self._on_arrival = on_arrival

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import urllib.parse
@@ -20,12 +21,14 @@ def route_to(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or LOOPBACK, parts.port or 4222
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:
         return LOOPBACK
+    for family, _, _, _, address in found:  # a name may have addresses of a kind that this machine has no route to
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    return LOOPBACK
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+from reknit.core.address import join
 from reknit.core.broker import Broker
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, UsageError
@@ -51,9 +52,8 @@ def given(nats: str) -> Endpoint:
             f"{_hidden(nats)!r} is not the address of a broker",
             hint="write nats://user:password@host:port or host:port",
         )
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return Endpoint(
-        url=f"{url.scheme}://{host}:{port}",
+        url=f"{url.scheme}://{join(url.hostname, port)}",
         user=urllib.parse.unquote(url.username or ""),
         password=urllib.parse.unquote(url.password or ""),
     )

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from reknit.core.address import family_of, join
 from reknit.core.broker_store import BrokerStore, Credentials
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
@@ -178,7 +179,7 @@ class Broker:
             os.close(lock)
         self._files.keep_port(port)
         self._endpoint = Endpoint(
-            url=f"nats://{_reachable(self.host)}:{port}",
+            url=f"nats://{join(_reachable(self.host), port)}",
             user=credentials.user,
             password=credentials.password,
             system_user=credentials.system_user,
@@ -249,8 +250,9 @@ class Broker:
         kept = self._files.kept_port()
         if kept:
             return kept, False
-        with socket.socket() as probe:
-            probe.bind((self.host if self.host != "localhost" else "127.0.0.1", 0))
+        host = "127.0.0.1" if self.host == "localhost" else self.host
+        with socket.socket(family_of(host)) as probe:
+            probe.bind((host, 0))
             return int(probe.getsockname()[1]), True
 
     def _launch(self, program: Path, port: int, credentials: Credentials, lock: int) -> None:
