@@ -1,7 +1,7 @@
 """One node's whole protocol, without a socket, a clock or a thread.
 
     gossip = Gossip(Self("n0", epoch, ("10.0.0.1", 7000)), preset=TRAIN, seed=1, now=clock())
-    gossip.meet([("10.0.0.2", 7000)], now)
+    gossip.meet([("10.0.0.2", 7000)])
     … gossip.on_packet(now, packet, source)     for each packet that arrives
     … gossip.on_timer(now)                      at `gossip.due()`, or later: lateness is noticed and is nobody's silence
     … gossip.transmit()                         after either: packets to send, each with its address
@@ -19,21 +19,22 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
+import msgspec
+
 from .health import Health
 from .message import Ack, Ask, Message, Nack, Packet, Ping, Sync, envelope, size_of
 from .observing import Observing
 from .preset import Preset
 from .probing import Probe, Turn, drawn
-from .roster import PARTS, Roster
+from .roster import Roster
 from .rumour import Address, Rumour, State, said
 from .spread import Spread
 from .suspicion import Suspicion, suspect
+from .syncing import batches, differing
 from .view import View
 
 ROOM: Final = 1400 - 64
 """Bytes of a packet, without the seal."""
-AT_ONCE: Final = 64
-"""Packets sent in answer to one `Sync` at most: what a socket's buffer takes."""
 _HOUSEKEEPING: Final = 1.0
 _QUIET: Final = 5.0
 _SMOOTH: Final = 0.2
@@ -202,7 +203,7 @@ class Gossip:
         out, self._happened = self._happened, []
         return out
 
-    def meet(self, addresses: Iterable[Address], now: float) -> None:
+    def meet(self, addresses: Iterable[Address]) -> None:
         """Get to know members at these addresses: those that nobody known listens at are knocked at."""
         for address in addresses:
             if address == self.me.address or address in self._seeds:
@@ -228,7 +229,7 @@ class Gossip:
             source: address it came from.
         """
         me = self.me.name
-        if self._left or packet.of == me or (packet.to != me and packet.to != ""):
+        if self._left or packet.of == me or packet.to not in (me, ""):
             return
         held = self._view.get(packet.of)
         if held is not None and packet.epoch < held.epoch:
@@ -248,7 +249,7 @@ class Gossip:
                 if self._probe is not None and self._probe.seq == part.seq:
                     self._probe.nacks += 1
             else:
-                self._sync(packet.of, source, part, now)
+                self._sync(packet.of, source, part)
 
     def on_timer(self, now: float) -> None:
         """Do what is due; also to be called at once after `on_packet` if `due()` has come nearer."""
@@ -263,12 +264,22 @@ class Gossip:
         if now >= self._next_round:
             self._ping_subjects(now)
         self._step_probe(now)
+        self._time_out(now)
+        self._keep_house(now)
+        self._spread_on(now)
+        if self._observing.look(now):
+            self._happened.append(Happening("report"))
+        self._due = self._next(now)
+
+    def _time_out(self, now: float) -> None:
         for seq in [seq for seq, relay in self._relays.items() if now >= relay.until]:
             relay = self._relays.pop(seq)
             self._answer(relay.asker, relay.address, Nack(relay.seq))
-        for name in [name for name, s in self._suspicions.items() if now >= s.deadline]:
+        for name in [name for name, suspicion in self._suspicions.items() if now >= suspicion.deadline]:
             if (held := self._view.get(name)) is not None:
                 self._hear(said(held, State.DEAD, self.me.name), now)
+
+    def _keep_house(self, now: float) -> None:
         if now >= self._next_knock:
             self._next_knock = now + self._preset.reconnect
             self._reconnect()
@@ -276,15 +287,14 @@ class Gossip:
             self._next_house = now + _HOUSEKEEPING
             self._view.forget(now - self._preset.tombstone)
             self._view.settle(now, _QUIET)
-            if not self._settled and now - self._began > 2 * _QUIET:
+            if now - self._began > 2 * _QUIET:
                 self._settled = True
+
+    def _spread_on(self, now: float) -> None:
         if len(self._spread) and now >= self._next_spread:
             self._next_spread = now + self._preset.spread_every
             for name in drawn(self._view, self._chance, self._preset.fanout, frozenset((self.me.name,))):
                 self._send(name, ())
-        if self._observing.look(now):
-            self._happened.append(Happening("report"))
-        self._due = self._next(now)
 
     # ------------------------------------------------------------------------------------------------ rings
 
@@ -399,13 +409,9 @@ class Gossip:
             self._happened.append(Happening("superseded", rumour.name, f"{rumour.host}:{rumour.port}"))
         elif rumour.epoch < mine.epoch:
             self._tell(mine, now)
-        elif (
-            rumour.state != State.ALIVE and rumour.incarnation >= mine.incarnation
-        ) or rumour.incarnation > mine.incarnation:
+        elif rumour.rank > mine.rank:
             self._health.worse()
-            self._mine = Rumour(
-                mine.name, mine.epoch, rumour.incarnation + 1, State.ALIVE, mine.host, mine.port, mine.name
-            )
+            self._mine = msgspec.structs.replace(mine, incarnation=rumour.incarnation + 1)
             self._view.put(self._mine, now)
             self._tell(self._mine, now)
 
@@ -439,32 +445,18 @@ class Gossip:
             self._synced = now
             self._send(name, (Sync(self._view.sums()),), self._mine)
 
-    def _sync(self, name: str, source: Address, sync: Sync, now: float) -> None:
+    def _sync(self, name: str, source: Address, sync: Sync) -> None:
         mine = self._view.sums()
-        if len(sync.sums) != PARTS:
-            return
-        differ = frozenset(i for i in range(PARTS) if mine[i] != sync.sums[i])
+        differ = differing(mine, sync.sums)
         if not sync.answer:
             self._answer(name, source, Sync(mine, answer=True))
-        held = list(self._view.parts(differ)) if differ else []
-        start = self._chance.randrange(len(held)) if held else 0
-        held = held[start:] + held[:start]
-        room = ROOM - envelope(self.me.name, name)
-        batch: list[Rumour] = []
-        size = sent = 0
-        for rumour in held:
-            if size + rumour.size > room:
-                self._out.append((source, Packet(self.me.name, self.me.epoch, name, (), tuple(batch))))
-                batch, size, sent = [], 0, sent + 1
-                if sent == AT_ONCE:
-                    return
-            batch.append(rumour)
-            size += rumour.size
-        if batch:
-            self._out.append((source, Packet(self.me.name, self.me.epoch, name, (), tuple(batch))))
+        for batch in batches(
+            self._view.parts(differ) if differ else (), ROOM - envelope(self.me.name, name), self._chance
+        ):
+            self._out.append((source, Packet(self.me.name, self.me.epoch, name, (), batch)))
 
     def _reconnect(self) -> None:
-        """Knock at one who is held for dead, or at a seed nobody known listens at: halves of a network find each other."""
+        """Knock at one who is held for dead, or at a seed where nobody known listens: halves find each other again."""
         doors: list[Rumour | Address] = [*self._view.lost()]
         doors += [s for s in self._seeds if self._view.named_at(s) is None]
         if not doors:

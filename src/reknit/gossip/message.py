@@ -76,7 +76,7 @@ class Packet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def envelope(of: str, to: str) -> int:
     """Bytes of an empty packet, at most."""
-    return len(of.encode()) + len(to.encode()) + 24
+    return len(of) + len(to) + 24
 
 
 def size_of(part: Message) -> int:
@@ -84,5 +84,5 @@ def size_of(part: Message) -> int:
     if isinstance(part, Sync):
         return 8 + 9 * len(part.sums)
     if isinstance(part, Ask):
-        return 24 + len(part.name.encode()) + len(part.host.encode())
+        return 24 + len(part.name) + len(part.host)
     return 24

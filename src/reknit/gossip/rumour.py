@@ -64,8 +64,8 @@ class Rumour(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes it takes in a packet, at most."""
-        return len(self.name.encode()) + len(self.host.encode()) + len(self.by.encode()) + 32
+        """Bytes it takes in a packet, at most; names of nodes are ASCII."""
+        return len(self.name) + len(self.host) + len(self.by) + 32
 
     def digest(self) -> int:
         """64 bits of who is there and in which life; 0 for who is not.

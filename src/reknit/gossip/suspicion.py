@@ -22,6 +22,7 @@ class Suspicion:
         most: seconds it has while nobody else suspects it.
         needed: independent confirmations after which it has the least.
         by: who suspects it.
+        deadline: when it is dead if it does not refute.
     """
 
     since: float
@@ -29,21 +30,26 @@ class Suspicion:
     most: float
     needed: int
     by: set[str]
+    deadline: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reckon the first deadline."""
+        self.deadline = self._reckon()
 
     def confirmed(self, name: str) -> bool:
         """Count one more who suspects; return True if that is news that shortens the time."""
         if name in self.by or len(self.by) > self.needed:
             return False
         self.by.add(name)
+        self.deadline = self._reckon()
         return True
 
     def put_off(self, seconds: float) -> None:
         """Give it that much longer: we did not run meanwhile, and may not have heard it refute."""
         self.since += seconds
+        self.deadline = self._reckon()
 
-    @property
-    def deadline(self) -> float:
-        """When it is dead if it does not refute."""
+    def _reckon(self) -> float:
         extra = len(self.by) - 1
         if self.needed < 1 or extra >= self.needed:
             return self.since + (self.least if self.needed >= 1 else self.most)
