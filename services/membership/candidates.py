@@ -4,12 +4,15 @@ While a ring runs and somebody in it has the state, a newcomer is a *candidate*:
 of the newest world, and says `worker.caught_up`; only then a world takes it in, so nobody ever waits for it. Without
 such a ring (the run begins, the world is paused, everybody or all state was lost) there is nothing to learn from: all
 that have registered count, and learn in the ring.
+
+Whoever's node is kept out (`damping`) waits, unless the run cannot go on without it: rather with it than not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from .damping import Kept, door
 from .hearing import is_silent, spoke_since
 from .view import Record, Sight, Worker
 
@@ -31,13 +34,31 @@ def outside(record: Record) -> tuple[Worker, ...]:
 def joiners(record: Record, sight: Sight, gone: Collection[str], now: float) -> tuple[Worker, ...]:
     """Workers that the next world takes in, in order of arrival.
 
-    While a ring runs: those that have caught up and are not under suspicion; a silent one would hold up the ring as
-    soon as it is in.
+    While a ring runs: those that have caught up, are not kept out and not under suspicion; a silent one would hold up
+    the ring as soon as it is in.
     """
     workers = outside(record)
     if not record.teaches(gone):
         return workers
-    return tuple(w for w in workers if w.current and not is_suspect(record, sight, w, now))
+    shut = kept_out(record, sight, now)
+    return tuple(w for w in workers if w.current and w.node not in shut and not is_suspect(record, sight, w, now))
+
+
+def kept_out(record: Record, sight: Sight, now: float) -> dict[str, Kept]:
+    """Nodes whose new workers are not let in now, each with the reason."""
+    return door(record.dampers, now + sight.ahead)
+
+
+def at_the_door(record: Record, sight: Sight, now: float) -> dict[str, Kept]:
+    """The same, only nodes that have workers waiting."""
+    waiting = {w.node for w in outside(record)}
+    return {node: why for node, why in kept_out(record, sight, now).items() if node in waiting}
+
+
+def welcome(record: Record, sight: Sight, now: float) -> tuple[Worker, ...]:
+    """Workers outside whose nodes are not kept out, in order of arrival."""
+    shut = kept_out(record, sight, now)
+    return tuple(w for w in outside(record) if w.node not in shut)
 
 
 def learning(record: Record, gone: Collection[str]) -> tuple[Worker, ...]:

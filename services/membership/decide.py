@@ -16,6 +16,7 @@ from reknit.core.events import (
     AgentLeft,
     Event,
     JobInexact,
+    NodeHeld,
     NodePulse,
     TargetsSet,
     WorkerPulse,
@@ -23,8 +24,9 @@ from reknit.core.events import (
     WorldChanged,
 )
 
-from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, outside
+from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, kept_out, outside
 from .cut import CHECK_WAIT, relink_wait, removable
+from .damping import Kept
 from .formation import enough
 from .hearing import disconnected, hear, is_silent, node_is_gone, notice
 from .outcome import outcome
@@ -61,6 +63,8 @@ def decide(view: View, told: Told) -> Decision[View]:
     if isinstance(what, WorkerPulse | NodePulse):
         return Decision(dataclasses.replace(view, sight=hear(view.record, view.sight, what, told.now)))
     if isinstance(what, Tick):
+        if told.at:
+            view = dataclasses.replace(view, sight=dataclasses.replace(view.sight, ahead=told.at - told.now))
         return _conclude(view, told.now)
     if isinstance(what, Disconnected):
         sight, lives = disconnected(view.record, view.sight, what.client_id, what.name, told.now)
@@ -70,7 +74,7 @@ def decide(view: View, told: Told) -> Decision[View]:
 
 
 def _absorb(view: View, event: Event, told: Told) -> Decision[View]:
-    record = read(view.record, event, told.seq)
+    record = read(view.record, event, told.seq, told.at)
     if record is view.record:
         return Decision(view)
     sight = notice(record, view.sight, event, told.now, told.trace)
@@ -91,6 +95,8 @@ def _conclude(view: View, now: float) -> Decision[View]:
     outs = [_refusal(view, life, why) for life, why in record.refusals.items() if life not in record.refused]
     outs += [_inexact(view, life, why) for life, why in record.inexact.items() if life not in record.inexact_told]
     outs += [_lost(view, node) for node in _lost_nodes(record, view.sight, now)]
+    shut = kept_out(record, view.sight, now)
+    outs += [_held(view, node, why) for node, why in shut.items() if _is_news(record, node, why)]
     reason = ""
     alive = [m for m in record.members if m.worker not in verdict.gone]
     end = outcome(record, view.sight, alive, now)
@@ -159,6 +165,24 @@ def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:
 def _lost(view: View, node: Node) -> Out:
     # The sequence of its arrival makes the id: said once for each time it was there, whoever says it.
     return Out(AgentLeft(node=node.node, reason=LOST), id=f"lost/{view.job}/{node.node}/{node.seq}")
+
+
+def _is_news(record: Record, node: str, why: Kept) -> bool:
+    return record.kept_told.get((node, why.kind)) != why.until
+
+
+def _held(view: View, node: str, why: Kept) -> Out:
+    event = NodeHeld(
+        node=node,
+        run=view.record.run,
+        cause=why.kind,
+        until=why.until,
+        seconds=why.seconds,
+        count=why.count,
+        reason=why.reason,
+    )
+    # The end is the log's time, folded from the log: whoever says it says the same.
+    return Out(event, id=f"held/{view.job}/{node}/{why.kind}/{round(why.until * 1000)}")
 
 
 def _ask(view: View, outs: list[Out], now: float, reason: str) -> Decision[View]:

@@ -26,6 +26,8 @@ from reknit.core.events import (
     WorkerUnreachable,
 )
 
+from . import damping
+from .damping import Damper
 from .evidence import observe
 from .terms import arithmetic, essential
 from .view import Ending, Failure, Life, Record, Started, Worker
@@ -145,7 +147,8 @@ def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> 
     if ending.how != "evicted":
         return record
     back = {life: e for life, e in record.endings.items() if life != known.life}
-    record = dataclasses.replace(record, endings=back)
+    damper = damping.returned(record.dampers.get(known.node, Damper()), record.clock)
+    record = dataclasses.replace(record, endings=back, dampers=put(record.dampers, known.node, damper))
     return _change(
         record,
         known,
@@ -276,10 +279,16 @@ def _fail(
     )
     return dataclasses.replace(
         record,
+        dampers=damping.failed(record.dampers, _node_of(record, life), record.clock, text),
         failures=(*record.failures, failure)[-_KEPT_FAILURES:],
         began=record.began
         or step > record.base,  # the steps before it are committed; the ledger may still be on its way
     )
+
+
+def _node_of(record: Record, life: Life) -> str:
+    known, forked = record.workers.get(life[0]), record.started.get(life[0])
+    return known.node if known is not None else forked.node if forked is not None else ""
 
 
 def _leaving(record: Record, event: WorkerLeaving, _seq: int) -> Record:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 from reknit.core.events import JobFinished, Member
 
+from .damping import FROM_OUTSIDE
 from .hearing import node_is_gone
 from .view import Failure, Record, Sight
 
@@ -20,8 +21,6 @@ NEAR = 10
 """Committed steps within which failures at one step count as the same poison."""
 AT_ONCE = 5.0
 """Seconds after which a run that was stopped at once ends even if not every process was reported gone."""
-_FROM_OUTSIDE = frozenset({"signal 1", "signal 2", "signal 9", "signal 15"})
-"""Ends that somebody else brought about; they say nothing against the script."""
 _FOLLOW_UPS = frozenset(
     {
         "BrokenPipeError",
@@ -92,7 +91,7 @@ def _before_the_first_step(record: Record) -> tuple[Sequence[Failure], str]:
 
 def _again_and_again(record: Record) -> tuple[Sequence[Failure], str]:
     last = record.failures[-1]
-    if record.began or last.text in _FROM_OUTSIDE:
+    if record.began or last.text in FROM_OUTSIDE:
         return (), ""
     burst = [f for f in record.failures if f.worker == last.worker and f.text == last.text]
     if len(burst) <= RETRIES:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from reknit.core.events import Evidence, Member, TargetsSet, WorldChanged
 
 from . import topology, words
-from .candidates import is_suspect, joiners, joins_due, learning, outside
+from .candidates import at_the_door, is_suspect, joiners, joins_due, learning, outside, welcome
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
 from .formation import booting, enough, may_begin, members_without, status_of, targets
@@ -40,7 +40,10 @@ def propose(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
         return _next(view, verdict, now)
     if record.completed() or record.stop is not None:
         return None  # the run only ends
-    there = [*(record.workers[m.worker] for m in staying), *outside(record)]
+    inside = [record.workers[m.worker] for m in staying]
+    there = [*inside, *welcome(record, sight, now)]
+    if not enough(record, there):
+        there = [*inside, *outside(record)]
     if not removable(record, verdict) or gone_due(record, sight, verdict, now):
         heard = [w for w in there if not is_suspect(record, sight, w, now)]
         heirs = [w for w in heard if w.current]
@@ -76,9 +79,10 @@ def _next(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
     if not (relink or promote or join or gone_due(record, sight, verdict, now)):
         return None
     members = members_without(record, verdict.gone, joiners=coming)
-    if learners and status_of(record, members)[0] == "paused":
-        # rather with those who still learn than not at all: they go on learning in the ring
-        coming, learners = outside(record), ()
+    shut = at_the_door(record, sight, now)
+    if (learners or shut) and status_of(record, members)[0] == "paused":
+        # rather with those who still learn, or are kept out, than not at all: they go on learning in the ring
+        coming, learners, shut = outside(record), (), {}
         members = members_without(record, verdict.gone, joiners=coming)
     clauses = words.why_gone(record, verdict)
     evidence: list[Evidence] = []
@@ -88,7 +92,7 @@ def _next(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
         members, rerouted = route_round(members, links_with_this_break(record))
         clauses += [rerouted] if rerouted else []
     clauses += words.why_promoted(record.members, members) + words.why_joined(coming, members)
-    clauses += words.who_learns(learners)
+    clauses += words.who_learns(learners) + words.who_is_kept_out(shut)
     return _world(view, verdict, members, clauses, evidence=evidence)
 
 

@@ -1,6 +1,7 @@
 """The log, folded: `read(record, event, seq)` returns the record with one more event in it.
 
-Only what is on the log comes in here, in the log's order, so every reader of the log holds the same record. Events of
+Only what is on the log comes in here, in the log's order, so every reader of the log holds the same record; times are
+the log's own. Events of
 another run, of a life that is over or of a past generation leave it unchanged.
 """
 
@@ -21,6 +22,7 @@ from reknit.core.events import (
     JobScaled,
     JobStopAsked,
     JobSubmitted,
+    NodeHeld,
     RingBroken,
     RingRecovered,
     StepsCommitted,
@@ -28,7 +30,8 @@ from reknit.core.events import (
     WorldChanged,
 )
 
-from . import lives
+from . import damping, lives
+from .damping import Damper
 from .evidence import observe
 from .lives import end, put
 from .view import Ending, Life, Node, Record
@@ -37,10 +40,21 @@ LOST = "its agent is gone and none of its processes lives"
 """Reason of a `node.left` that membership says for an agent that cannot."""
 
 
-def read(record: Record, event: Event, seq: int) -> Record:
-    """Return the record after one event of the job's log."""
+def read(record: Record, event: Event, seq: int, at: float = 0.0) -> Record:
+    """Return the record after one event of the job's log; the same object if the event changes nothing.
+
+    Args:
+        record: what the log says so far.
+        event: the next one.
+        seq: its place in the stream.
+        at: when it was stored, seconds since the epoch by the broker's clock.
+    """
     fold = _FOLDS.get(type(event))
-    return fold(record, event, seq) if fold else record
+    if fold is None:
+        return record
+    now = dataclasses.replace(record, clock=max(record.clock, at))
+    after = fold(now, event, seq)
+    return record if after is now else after
 
 
 # ------------------------------------------------------------------------------------------------------------ job
@@ -50,7 +64,13 @@ def _submitted(record: Record, event: JobSubmitted, _seq: int) -> Record:
     if record.open or event.run == record.run:
         return record
     # Members of an earlier run are forgotten; the generation goes on, it is the fencing token of all runs.
-    return Record(spec=event, generation=record.generation, world_seq=record.world_seq, targets_seq=record.targets_seq)
+    return Record(
+        spec=event,
+        generation=record.generation,
+        world_seq=record.world_seq,
+        targets_seq=record.targets_seq,
+        clock=record.clock,
+    )
 
 
 def _scaled(record: Record, event: JobScaled, _seq: int) -> Record:
@@ -89,8 +109,17 @@ def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
     if event.run != record.run:
         return record
     node = Node(event.node, event.nproc, event.client_id, seq, event.host, event.labels)
+    dampers = record.dampers
+    if event.node in record.nodes:
+        damper = damping.came(dampers.get(event.node, Damper()), record.clock)
+        dampers = put(dampers, event.node, damper)
     started = {name: s for name, s in record.started.items() if s.node != event.node}  # a new agent starts anew
-    return dataclasses.replace(record, nodes=put(record.nodes, event.node, node), started=started)
+    return dataclasses.replace(record, nodes=put(record.nodes, event.node, node), started=started, dampers=dampers)
+
+
+def _held(record: Record, event: NodeHeld, _seq: int) -> Record:
+    told = put(record.kept_told, (event.node, event.cause), event.until)
+    return dataclasses.replace(record, kept_told=told) if event.run == record.run else record
 
 
 def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
@@ -157,6 +186,9 @@ def _world(record: Record, event: WorldChanged, seq: int) -> Record:
             about = [e for e in event.evidence if e.about == member.worker]
             evidence = about[0] if about else observe("join", member.worker, event.decided_by, event.reason)
             record = end(record, life, Ending("evicted", evidence, member.node))
+            if any(e.source == "progress" and e.certain for e in about):  # it hung until the others gave it up
+                dampers = damping.failed(record.dampers, member.node, record.clock, f"{member.worker} hung")
+                record = dataclasses.replace(record, dampers=dampers)
     if event.status == "running" and not any(w.current and w.life in now for w in record.workers.values()):
         # nobody has state: all begin together, from a checkpoint or from fresh weights
         workers = {
@@ -194,6 +226,7 @@ _FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     JobInexact: _inexact,
     AgentJoined: _node_joined,
     AgentLeft: _node_left,
+    NodeHeld: _held,
     RingBroken: _broken,
     RingRecovered: _recovered,
     StepsCommitted: _committed,

@@ -23,6 +23,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
+from .damping import Damper
 from .phi import Window
 
 Life = tuple[str, int]
@@ -181,6 +182,12 @@ class Record:
     drains: frozenset[str] = frozenset()
     """Nodes and workers that were asked to leave."""
     stop: JobStopAsked | None = None
+    clock: float = 0.0
+    """Newest time of the log that was seen, seconds since the epoch by the broker's clock; it never goes back."""
+    dampers: Mapping[str, Damper] = dataclasses.field(default_factory=dict)
+    """Node -> what it has cost so far by coming and going, and by failing."""
+    kept_told: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """(node, kind) -> until when it was said to be kept out."""
 
     @property
     def run(self) -> str:
@@ -285,6 +292,8 @@ class Sight:
     gone_since: float = 0.0
     gone_changed: float = 0.0
     stop_since: float | None = None
+    ahead: float = 0.0
+    """The broker's clock less ours: what turns a time of the log into one of ours."""
     trace: str = ""
     """traceparent of the first evidence since the newest world."""
 

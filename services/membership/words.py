@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reknit.core.events import Evidence, Member
 
+from .damping import Kept
 from .verdict import Verdict
 from .view import Record, Worker
 
@@ -97,6 +98,11 @@ def who_learns(candidates: Sequence[Worker]) -> list[str]:
     """Say who has registered and stays outside for now."""
     one = len(candidates) == 1
     return [f"{names([w.worker for w in candidates])} still {'learns' if one else 'learn'}"] if candidates else []
+
+
+def who_is_kept_out(shut: Mapping[str, Kept]) -> list[str]:
+    """Say which nodes' new workers have to wait, and why."""
+    return [f"{node} is kept out ({why.reason})" for node, why in sorted(shut.items())]
 
 
 def who_carries_on(heirs: Sequence[Worker]) -> list[str]:

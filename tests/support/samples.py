@@ -34,6 +34,7 @@ from reknit.core.events import (
     JobStopAsked,
     JobSubmitted,
     Member,
+    NodeHeld,
     NodePulse,
     Pulse,
     Range,
@@ -114,6 +115,9 @@ SAMPLES: tuple[Event | Pulse, ...] = (
     JobFinished(run="r1", outcome="failed", reason="budget spent", step=99, state_hash="ff00", root_worker="n1-0"),
     AgentJoined(node="n1", run="r1", host="10.0.0.1", pid=70, nproc=2, client_id=12),
     AgentLeft(node="n1", reason="asked"),
+    NodeHeld(
+        node="n1", run="r1", cause="failing", until=1.75e9, seconds=120.0, count=6, reason="3 of its workers failed"
+    ),
     WorkerStarted(worker="n1-0", incarnation=4, node="n1", pid=71, attempt=3),
     WorkerRegistered(
         worker="n1-0",

@@ -31,6 +31,8 @@ from support.townsfolk import TERMS, Body, Townsfolk
 __all__ = ["JOB", "TERMS", "Body", "House", "Town"]
 
 JOB = "job"
+EPOCH = 1.7e9
+"""What the broker's clock is ahead of the services'."""
 
 
 @dataclasses.dataclass
@@ -48,6 +50,8 @@ class Town(Townsfolk):
         super().__init__()
         self.now = 1000.0
         self.log: list[tuple[int, Event, str]] = []
+        self.stored: list[float] = []
+        """When each event of the log was stored, by the broker's clock, which is not that of the services."""
         self.ids: set[tuple[str, str]] = set()
         self.houses = [House(View(JOB, f"m{i}")) for i in range(houses)]
         self.lag = 0.0
@@ -188,6 +192,7 @@ class Town(Townsfolk):
                 return False
         seq = len(self.log) + 1
         self.log.append((seq, event, id_))
+        self.stored.append(self.now + EPOCH)
         if isinstance(event, WorldChanged):
             self._worlds.append(event)
             if event.status == "running" and not self.teachers():  # they begin together
@@ -201,7 +206,9 @@ class Town(Townsfolk):
         return True
 
     def _tell(self, house: House, what: Any, seq: int = 0) -> None:
-        decision = decide(house.view, Told(JOB, what, self.now, seq=seq, trace=f"00-{seq}-b-01" if seq else ""))
+        at = self.stored[seq - 1] if seq else self.now + EPOCH
+        trace = f"00-{seq}-b-01" if seq else ""
+        decision = decide(house.view, Told(JOB, what, self.now, seq=seq, trace=trace, at=at))
         house.view = decision.state
         if decision.reason:
             self.reasons.append(decision.reason)
@@ -237,5 +244,5 @@ class Town(Townsfolk):
         """A fresh service reads the log from its beginning."""
         view = View(JOB, self.houses[0].view.proposer)
         for seq, event, _ in self.log:
-            view = decide(view, Told(JOB, event, self.now, seq=seq, live=False)).state
+            view = decide(view, Told(JOB, event, self.now, seq=seq, live=False, at=self.stored[seq - 1])).state
         return view

@@ -25,6 +25,7 @@ _VERBS = (
     "service",
     "status",
     "world",
+    "nodes",
     "events",
     "alerts",
     "scale",

@@ -47,6 +47,7 @@ class Received:
         id: the event's id, unique among events of its kind in its job.
         source: who said it.
         time: when, seconds since the epoch by the speaker's clock: for people, never for decisions.
+        stored: when the broker stored it, seconds since the epoch by its clock: the same for all who read the log.
         trace: traceparent of what it belongs to, or "".
     """
 
@@ -57,6 +58,7 @@ class Received:
     source: str
     time: float
     trace: str
+    stored: float = 0.0
 
 
 class Bus:
@@ -116,6 +118,19 @@ class Bus:
         Dropped live messages of stored events are read from the log afterwards; the numbers only tell that we are slow.
         """
         return dict(self._outbox.dropped + self._connection.dropped)
+
+    @property
+    def ahead(self) -> float:
+        """What the broker's clock shows, in seconds since the epoch, less our monotonic clock; see `measure`."""
+        return self._state.ahead if self._state is not None else 0.0
+
+    async def measure(self, deadline: float = 5.0) -> None:
+        """Look at the broker's clock again: clocks drift, and somebody may set one.
+
+        Raises:
+            ControlPlaneUnreachable: the broker does not answer within `deadline` seconds.
+        """
+        self._note_state(await self._journal.ensure(time.monotonic() + deadline))
 
     @property
     def unsent(self) -> int:
@@ -393,6 +408,7 @@ class Bus:
             source=head.get("ce-source", ""),
             time=_seconds(head.get("ce-time", "")),
             trace=head.get("traceparent", ""),
+            stored=stored.time,
         )
 
     def _count_unreadable(self, subject: str, error: Exception, **where: int) -> None:
@@ -433,6 +449,9 @@ class Bus:
         except ReknitError as error:
             _log.warning("the event stream is not there", reason=str(error))
             return
+        self._note_state(state)
+
+    def _note_state(self, state: State) -> None:
         before, self._state = self._state, state
         if before is not None and before.created != state.created:
             # Somebody started the broker over an empty store. What was is gone; what is now is heard from its start.

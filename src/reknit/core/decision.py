@@ -37,6 +37,8 @@ class Told:
         id: the event's id, "" for what is not on the log.
         source: who said it, "" for what is not on the log.
         wall: when it was said by the speaker's clock, seconds since the epoch: for people only; 0 off the log.
+        at: seconds since the epoch by the broker's clock: of the log, when it was stored, which every reader of the log
+            is told alike; of everything else, what that clock shows now as far as we know.
     """
 
     job: str
@@ -48,6 +50,7 @@ class Told:
     id: str = ""
     source: str = ""
     wall: float = 0.0
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,22 @@ class AgentLeft(Event, frozen=True, tag="node.left"):
     reason: str = ""
 
 
+class NodeHeld(Event, frozen=True, tag="node.held"):
+    """New workers of a node are kept out of the world for a while; those that are in stay. Said by membership."""
+
+    node: str
+    run: str
+    cause: Literal["flapping", "failing"]
+    """flapping: the node comes and goes; failing: its workers fail again and again."""
+    until: float
+    """Seconds since the epoch by the broker's clock."""
+    seconds: float = 0.0
+    """How long it lasts in all."""
+    count: int = 0
+    """How often it came back, or failed."""
+    reason: str = ""
+
+
 class WorkerStarted(Event, frozen=True, tag="worker.started"):
     """The agent forked a worker process; it is not in any world yet."""
 
@@ -727,7 +743,7 @@ class NodePulse(Pulse, frozen=True, tag="node"):
 
 
 JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | JobDoubted | ChaosAsked | JobFinished
-NodeEvent = AgentJoined | AgentLeft
+NodeEvent = AgentJoined | AgentLeft | NodeHeld
 WorkerEvent = (
     WorkerStarted
     | WorkerRegistered

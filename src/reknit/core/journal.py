@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
@@ -54,14 +55,23 @@ class Stored:
     data: bytes
     previous: int = 0
     """Sequence before it on the same subject; only known of live messages."""
+    time: float = 0.0
+    """When the broker stored it, seconds since the epoch by its clock; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The journal as a whole: when it was made (another value means another journal) and its newest sequence."""
+    """The journal as a whole.
+
+    Attributes:
+        created: when it was made; another value means another journal.
+        last: its newest sequence.
+        ahead: what the broker's clock shows (seconds since the epoch) less our monotonic clock.
+    """
 
     created: str
     last: int
+    ahead: float = 0.0
 
 
 class _Refused(ReknitError):
@@ -141,7 +151,8 @@ class Journal:
             raise ReknitError(
                 f"the stream {STREAM} at {self._connection.url} exists, but {what}", hint="was it made by hand?"
             )
-        state = State(created=str(found["created"]), last=int(found["state"]["last_seq"]))
+        ahead = _seconds(str(found.get("ts", ""))) - time.monotonic()
+        state = State(created=str(found["created"]), last=int(found["state"]["last_seq"]), ahead=ahead)
         self._newest = max(self._newest, state.last)
         return state
 
@@ -268,6 +279,7 @@ class Journal:
             seq=int(found["seq"]),
             headers=_header_lines(base64.b64decode(found.get("hdrs", ""))),
             data=base64.b64decode(found.get("data", "")),
+            time=_seconds(found.get("time", "")),
         )
 
     async def replay(
@@ -320,9 +332,9 @@ class Journal:
                     status = f"{headers['Status']} {headers.get('Description', '')}"
                 return
             got += 1
-            seq = _sequence(message.reply)
+            seq, at = _place(message.reply)
             self._newest = max(self._newest, seq)
-            sink(Stored(message.subject, seq, headers, message.data))
+            sink(Stored(message.subject, seq, headers, message.data, time=at))
 
         def on_lost() -> None:
             nonlocal lost
@@ -393,6 +405,7 @@ def live(message: Msg) -> Stored | None:
             headers=headers,
             data=message.data,
             previous=int(headers["Nats-Last-Sequence"]),
+            time=_seconds(headers.get("Nats-Time-Stamp", "")),
         )
     except (KeyError, ValueError):
         return None
@@ -405,10 +418,19 @@ def _unpacked(answer: Msg) -> dict[str, Any]:
     return body
 
 
-def _sequence(reply: str) -> int:
-    """Sequence of a message in the stream, from `$JS.ACK.…` (9 tokens, or more with a domain)."""
+def _place(reply: str) -> tuple[int, float]:
+    """Sequence in the stream and time of storing, from `$JS.ACK.…` (9 tokens, or more with a domain)."""
     tokens = reply.split(".")
-    return int(tokens[5] if len(tokens) == 9 else tokens[7])
+    first = 5 if len(tokens) == 9 else 7
+    return int(tokens[first]), int(tokens[first + 2]) / 1e9
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch of a time as the broker writes it, 0 if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _header_lines(raw: bytes) -> dict[str, str]:

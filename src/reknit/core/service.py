@@ -31,7 +31,7 @@ from reknit.core.bus import Bus, Received
 from reknit.core.context import ENDPOINT, Endpoint, from_env
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
-from reknit.core.events import JobFinished, JobSubmitted, kind_of
+from reknit.core.events import AnyPulse, JobFinished, JobSubmitted, kind_of
 
 __all__ = ["PING", "Decision", "Disconnected", "Out", "Runner", "Tick", "Told", "run_process", "run_service"]
 
@@ -39,6 +39,7 @@ PING = "ping"
 _CONNECT_TIMEOUT = 60.0
 _PUBLISH_DEADLINE = 5.0
 _LAST_WORDS = 2.0  # seconds for what is under way when the service is told to end
+_MEASURE_EVERY = 30.0  # seconds between two looks at the broker's clock
 _TICKS_AFTER_END = 30.0  # seconds that a finished job still gets ticks
 
 S = TypeVar("S")
@@ -166,11 +167,13 @@ class Runner(Generic[S]):
         starting = asyncio.create_task(self._begin(pulses, disconnects), name="begin")
         ending = asyncio.create_task(ended.wait())
         ticking: asyncio.Task[None] | None = None
+        measuring: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
                 ticking = asyncio.create_task(self._tick_on(tick), name="tick")
+                measuring = asyncio.create_task(self._measure_on(), name="measure")
                 self._log.info("ready", jobs=len(self._jobs), seq=self._seq)
             await ending
             starting.cancel()
@@ -178,7 +181,7 @@ class Runner(Generic[S]):
             await self._last_words()
         finally:
             workers = (job.worker for job in self._jobs.values())
-            tasks = [task for task in (publishing, ticking, starting, ending, *workers) if task is not None]
+            tasks = [task for task in (publishing, ticking, measuring, starting, ending, *workers) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -187,7 +190,7 @@ class Runner(Generic[S]):
         await self._bus.follow(self._on_event)
         self._live = True
         if pulses:
-            await self._bus.pulses(lambda job, pulse: self._tell(Told(job, pulse, time.monotonic())))
+            await self._bus.pulses(lambda job, pulse: self._tell(self._now(job, pulse)))
         if disconnects and not await self._bus.disconnects(self._on_disconnect):
             self._log.warning("the broker tells us no disconnects: that evidence is missing")
 
@@ -205,6 +208,7 @@ class Runner(Generic[S]):
             id=received.id,
             source=received.source,
             wall=received.time,
+            at=received.stored,
         )
         self._tell(told)
         job = self._jobs.get(received.job)
@@ -216,9 +220,13 @@ class Runner(Generic[S]):
                 job.ended = told.now
 
     def _on_disconnect(self, client_id: int, name: str) -> None:
-        now = time.monotonic()
         for job in list(self._jobs):
-            self._tell(Told(job, Disconnected(client_id, name), now))
+            self._tell(self._now(job, Disconnected(client_id, name)))
+
+    def _now(self, job: str, what: AnyPulse | Tick | Disconnected) -> Told:
+        """An input that is not on the log."""
+        now = time.monotonic()
+        return Told(job, what, now, at=now + self._bus.ahead)
 
     async def _tick_on(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -227,9 +235,15 @@ class Runner(Generic[S]):
             now = time.monotonic()
             for name, job in list(self._jobs.items()):
                 if not job.ended or now - job.ended < _TICKS_AFTER_END:
-                    self._tell(Told(name, Tick(), now))
+                    self._tell(self._now(name, Tick()))
             due = max(due + seconds, loop.time())
             await asyncio.sleep(due - loop.time())
+
+    async def _measure_on(self) -> None:
+        while True:
+            await asyncio.sleep(_MEASURE_EVERY)
+            with contextlib.suppress(ReknitError):  # away: measured when it is back
+                await self._bus.measure()
 
     def _tell(self, told: Told) -> None:
         job = self._jobs.get(told.job)
@@ -263,7 +277,7 @@ class Runner(Generic[S]):
     def _on_alarm(self, name: str, job: _Job[S]) -> None:
         job.alarm = None
         if self._live:
-            self._tell(Told(name, Tick(), time.monotonic()))
+            self._tell(self._now(name, Tick()))
 
     def _count_error(self, told: Told, error: Exception) -> None:
         what = f"{told.job}: {type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from reknit.core.events import (
     Alert,
     JobFinished,
     JobSubmitted,
+    NodeHeld,
     NodePulse,
     ShardsPlanned,
     Terms,
@@ -79,6 +80,16 @@ class Node:
     up: bool = True
     pulse: NodePulse | None = None
     heard: float | None = None
+    left: str = ""
+    """Why it left, empty while it is there."""
+    seen: float = 0.0
+    """Wall time of the newest event by or about it, for people."""
+    comings: int = 0
+    """How often its agent came in this run, the first time included."""
+    restarts: int = 0
+    """Unexpected exits of its workers in this run."""
+    held: Mapping[str, NodeHeld] = dataclasses.field(default_factory=dict)
+    """Cause -> what membership said last about keeping it out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,7 +236,14 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
         "lost": dict(status.lost),
         "inexact": dict(status.inexact),
         "nodes": [
-            {"node": n.node, "host": n.host, "up": n.up, "load": n.pulse.load if n.pulse else None}
+            {
+                "node": n.node,
+                "host": n.host,
+                "up": n.up,
+                "load": n.pulse.load if n.pulse else None,
+                "restarts": n.restarts,
+                "flaps": max(n.comings - 1, 0),
+            }
             for n in status.nodes.values()
         ],
         "plan": _plan(status.plan),

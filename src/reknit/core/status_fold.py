@@ -23,6 +23,7 @@ from reknit.core.events import (
     JobStopAsked,
     JobSubmitted,
     Member,
+    NodeHeld,
     NodePulse,
     RingRecovered,
     ShardsPlanned,
@@ -51,20 +52,25 @@ from reknit.core.status import (
     finite,
     last_line,
 )
+from reknit.core.status_nodes import count_exit, seen, with_node
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0) -> Status:  # noqa: PLR0911 - a table
+def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0) -> Status:
     """Take in one event of the log."""
+    return seen(_see(status, event, now, wall), event, wall)
+
+
+def _see(status: Status, event: AnyEvent, now: float, wall: float) -> Status:  # noqa: PLR0911 - a table
     match event:
         case WorldChanged():
             return _world(status, event, now, wall)
         case JobSubmitted() | JobScaled() | JobStopAsked() | JobInexact() | JobFinished():
             return _job(status, event, now)
-        case AgentJoined() | AgentLeft():
-            return dataclasses.replace(status, nodes=_with(status.nodes, event.node, _node(status, event)))
+        case AgentJoined() | AgentLeft() | NodeHeld():
+            return with_node(status, event)
         case ShardsPlanned() | StepsCommitted() | EpochFinished() | CheckpointRestored() | RingRecovered():
             return _step(status, event, now)
         case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
@@ -139,18 +145,11 @@ def _submitted(status: Status, event: JobSubmitted, now: float) -> Status:
         run=event.run,
         spec=event,
         changed=now,
-        nodes={name: node for name, node in status.nodes.items() if node.up},
+        nodes={name: Node(name, node.host, seen=node.seen) for name, node in status.nodes.items() if node.up},
         wanted=event.max_nodes * event.nproc_per_node,
         alerts=status.alerts,
         numbers=status.numbers,
     )
-
-
-def _node(status: Status, event: AgentJoined | AgentLeft) -> Node:
-    if isinstance(event, AgentJoined):
-        return Node(event.node, event.host)
-    known = status.nodes.get(event.node)
-    return Node(event.node, known.host if known else "", up=False)
 
 
 def _step(
@@ -265,6 +264,8 @@ def _worker(status: Status, event: WorkerTold, now: float) -> Status:
     if isinstance(event, WorkerRegistered) and known.state not in ("starting", "refused", *GONE):
         return status  # its connection is new
     worker = _told(known, event)
+    if isinstance(event, WorkerExited):
+        status = count_exit(status, known, event)
     if isinstance(event, WorkerCaughtUp) and known.state == "learning" and inside:
         assert status.world is not None
         worker = dataclasses.replace(worker, state=next(m.role for m in status.world.members if m.worker == name))

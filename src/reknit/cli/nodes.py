@@ -1,0 +1,66 @@
+"""`reknit nodes`: each node of a job: is it there, how often did it come back, is it kept out, why and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from reknit.core.settings import Settings
+from reknit.core.status_nodes import nodes as rows_of
+
+from . import options, output
+from .app import app, verb
+from .look import looking
+from .status import status_of
+
+
+@app.command()
+@verb
+def nodes(*, job: options.JobFlag = None, nats: options.NatsFlag = None, as_json: options.JsonFlag = False) -> None:
+    """Show the nodes of a job: state, workers, restarts, flaps, how long one is kept out and why, when last seen."""
+    found = asyncio.run(_look(options.settings(job=job, nats=nats)))
+    if as_json:
+        output.document(found)
+    elif not found:
+        output.note("no node has joined yet")
+    else:
+        output.table(
+            ("node", "host", "state", "workers", "in world", "restarts", "flaps", "kept out until", "seen", "reason"),
+            [row(node, time.time()) for node in found],
+        )
+
+
+async def _look(settings: Settings) -> list[dict[str, Any]]:
+    async with looking(settings) as look:
+        status, live = await status_of(look)
+    return rows_of(status, time.monotonic() if live else None, time.time() if live else None)
+
+
+def row(node: dict[str, Any], wall: float) -> tuple[object, ...]:
+    """One line of the table.
+
+    Args:
+        node: as `core.status_nodes.nodes` tells it.
+        wall: seconds since the epoch.
+    """
+    until = max(node["held_until"], node["quarantined_until"])
+    kept = f"{time.strftime('%T', time.localtime(until))} ({until - wall:.0f} s)" if until > wall else ""
+    seen = f"{node['silent']:.1f} s ago" if node["silent"] is not None else _clock(node["seen"])
+    state = node["state"]
+    return (
+        node["node"],
+        node["host"],
+        state,
+        node["workers"],
+        node["members"],
+        node["restarts"],
+        node["flaps"],
+        kept if state in ("held", "quarantined") else "",
+        seen,
+        node["reason"],
+    )
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%T", time.localtime(at)) if at else ""

@@ -1,0 +1,94 @@
+"""What is known of each node of a job: folded from the log, and as plain values, which is what `reknit nodes` shows.
+
+Pure, as `core.status` is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from reknit.core.events import AgentJoined, AgentLeft, AnyEvent, NodeHeld, WorkerExited
+from reknit.core.status import GONE, Node, Status, Worker, finite
+
+
+def with_node(status: Status, event: AgentJoined | AgentLeft | NodeHeld) -> Status:
+    """Take in that a node came, left, or is kept out."""
+    known = status.nodes.get(event.node) or Node(event.node)
+    match event:
+        case AgentJoined():
+            known = dataclasses.replace(
+                known, host=event.host, up=True, left="", pulse=None, heard=None, comings=known.comings + 1
+            )
+        case AgentLeft():
+            known = dataclasses.replace(known, up=False, left=event.reason, pulse=None, heard=None)
+        case NodeHeld():
+            known = dataclasses.replace(known, held={**known.held, event.cause: event})
+    return _put(status, known)
+
+
+def seen(status: Status, event: AnyEvent, wall: float) -> Status:
+    """Note when a node was last heard of; what is said about it by others does not count."""
+    node = status.nodes.get(getattr(event, "node", ""))
+    if node is None or isinstance(event, NodeHeld):
+        return status
+    return _put(status, dataclasses.replace(node, seen=max(node.seen, wall)))
+
+
+def count_exit(status: Status, worker: Worker, event: WorkerExited) -> Status:
+    """Count an end that nobody asked for; a script that never took part and ended well is none."""
+    node = status.nodes.get(event.node)
+    well = worker.state in ("finished", "leaving") or (event.code == 0 and worker.state == "starting")
+    if node is None or event.expected or worker.exit is not None or well:
+        return status
+    return _put(status, dataclasses.replace(node, restarts=node.restarts + 1))
+
+
+def _put(status: Status, node: Node) -> Status:
+    return dataclasses.replace(status, nodes={**status.nodes, node.node: node})
+
+
+def nodes(status: Status, now: float | None = None, wall: float | None = None) -> list[dict[str, Any]]:
+    """Return one dict a node, by name.
+
+    Keys: node, host, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of its
+    workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the broker's
+    clock, 0: never), reason (why it left or is kept out), seen (wall time of its newest event), silent (seconds since
+    its newest heartbeat).
+
+    Args:
+        status: the fold.
+        now: the reader's monotonic time, for the age of heartbeats; None: built from the log alone.
+        wall: seconds since the epoch, to tell whether a node is kept out now; None: nobody is.
+    """
+    return [_node(status, node, now, wall) for _, node in sorted(status.nodes.items())]
+
+
+def _node(status: Status, node: Node, now: float | None, wall: float | None) -> dict[str, Any]:
+    until = {cause: told.until for cause, told in node.held.items()}
+    kept = [told for told in node.held.values() if wall is not None and told.until > wall]
+    longest = max(kept, key=lambda told: told.until, default=None)
+    workers = [w for w in status.workers.values() if w.node == node.node]
+    inside = {m.worker for m in status.world.members} if status.world and status.finished is None else set()
+    if not node.up:
+        state = "left"
+    elif longest is not None:
+        state = "quarantined" if longest.cause == "failing" else "held"
+    else:
+        state = "up"
+    return {
+        "node": node.node,
+        "host": node.host,
+        "state": state,
+        "up": node.up,
+        "load": finite(node.pulse.load) if node.pulse else None,
+        "workers": sum(w.state not in GONE and w.state != "refused" for w in workers),
+        "members": sum(w.worker in inside for w in workers),
+        "restarts": node.restarts,
+        "flaps": max(node.comings - 1, 0),
+        "held_until": until.get("flapping", 0.0),
+        "quarantined_until": until.get("failing", 0.0),
+        "reason": node.left if not node.up else longest.reason if longest else "",
+        "seen": node.seen,
+        "silent": max(now - node.heard, 0.0) if now is not None and node.heard is not None else None,
+    }
