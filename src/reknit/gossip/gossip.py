@@ -233,7 +233,8 @@ class Gossip:
             return
         held = self._view.get(packet.of)
         if held is not None and packet.epoch < held.epoch:
-            return  # of a process that a later one has replaced
+            self._post(source, packet.of, (), held)  # a later process has its name: let it know
+            return
         for rumour in packet.rumours:
             self._hear(rumour, now)
         for part in packet.parts:
