@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 
 from reknit.core.events import Evidence, Member, WorkerPulse
 
@@ -19,6 +20,7 @@ LEAST_WAIT = 1.0
 """Seconds that others wait in the ring until a silent worker on a silent node counts as the one they wait for."""
 LONG_STEPS = 3.0
 """... and at least so many step times: a long step is no fault."""
+_LISTED = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,22 +174,32 @@ def _queue(record: Record, sight: Sight, now: float) -> Queue:
 
 
 def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: float) -> Evidence | None:
-    waiting = [p for p in queue.waiting if p.worker != member.worker]
-    if not waiting or record.spec is None:
+    if not queue.waiting or record.spec is None:
         return None
-    names = ", ".join(sorted(p.worker for p in waiting))
     working = sight.working.get(member.worker)
-    if working is not None and working[0] == member.incarnation:
+    limit = record.spec.stuck_after
+    if working is not None and working[0] == member.incarnation and now - working[2] > limit:
         # who is between two steps, or evaluates, holds up the next step
+        waiting = [p for p in queue.waiting if p.worker != member.worker]
         waits = [p.in_phase + sight.streams[p.worker].silence(now) for p in waiting if p.step >= working[1]]
-        took, limit = min(now - working[2], max(waits, default=0.0)), record.spec.stuck_after
+        took = min(now - working[2], max(waits, default=0.0))
         if took > limit:
-            detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {names} wait"
+            detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {_who(waiting)}"
             return observe("progress", member.worker, "membership", detail, certain=True)
     gone = is_silent(sight, member.worker, now) and node_is_gone(sight, member.node, now)
     if not gone or queue.computing - {member.worker}:
         return None  # a worker that is heard to compute may be the one they wait for
+    waiting = [p for p in queue.waiting if p.worker != member.worker]
+    if not waiting:
+        return None
     waited = max(p.in_phase + sight.streams[p.worker].silence(now) for p in waiting)
     if waited <= max(LEAST_WAIT, LONG_STEPS * max(p.step_seconds for p in waiting)):
         return None
-    return observe("progress", member.worker, "membership", f"{names} wait for it since {waited:.1f} s")
+    return observe("progress", member.worker, "membership", f"{_who(waiting)} for it since {waited:.1f} s")
+
+
+def _who(waiting: Sequence[WorkerPulse]) -> str:
+    """Say who waits; the first of them if they are many, since this is said of each member that they wait for."""
+    first = heapq.nsmallest(_LISTED, (p.worker for p in waiting))
+    more = f" and {len(waiting) - _LISTED} more" if len(waiting) > _LISTED else ""
+    return f"{', '.join(first)}{more} wait"

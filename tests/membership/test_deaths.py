@@ -400,3 +400,19 @@ def test_evidence_opens_the_trace_that_the_world_carries_on() -> None:
     gone(town, "b-0")
     town.run(0.1)
     assert town.houses[0].view.sight.trace == ""
+
+
+def test_what_a_large_ring_says_of_many_dead_stays_short() -> None:
+    """Everybody waits for each of them; were all who wait named each time, a world would grow with the square."""
+    size, lost = 60, 20
+    town = ring_of(*(f"n{i}-0" for i in range(size)))
+    for body in town.bodies.values():
+        body.phase, body.in_phase = "reduce", 0.0
+    for i in range(lost):
+        town.nodes[f"n{i}"] = False
+        town.kill(f"n{i}-0", silent=True)
+        town.bodies[f"n{i}-0"].dial = "silent"
+    town.until(lambda: len(town.members) == size - lost, 10.0)
+    waits = [e.detail for e in town.world.evidence if e.source == "progress"]
+    assert waits
+    assert all(f"and {size - lost - 4} more wait for it" in detail and len(detail) < 100 for detail in waits)
