@@ -14,6 +14,7 @@ import xxhash
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
 from reknit.core.events import (
     AgentLeft,
+    DrainAsked,
     Event,
     JobInexact,
     NodeHeld,
@@ -29,6 +30,7 @@ from .cut import CHECK_WAIT, relink_wait, removable
 from .damping import Kept
 from .formation import enough
 from .hearing import disconnected, hear, is_silent, node_is_gone, notice
+from .hosts import unlisted
 from .outcome import outcome
 from .proposal import finished, propose, propose_targets
 from .record import LOST, read
@@ -97,6 +99,7 @@ def _conclude(view: View, now: float) -> Decision[View]:
     outs += [_lost(view, node) for node in _lost_nodes(record, view.sight, now)]
     shut = kept_out(record, view.sight, now)
     outs += [_held(view, node, why) for node, why in shut.items() if _is_news(record, node, why)]
+    outs += [_unlisted(view, node) for node in unlisted(record)]
     reason = ""
     alive = [m for m in record.members if m.worker not in verdict.gone]
     end = outcome(record, view.sight, alive, now)
@@ -165,6 +168,12 @@ def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:
 def _lost(view: View, node: Node) -> Out:
     # The sequence of its arrival makes the id: said once for each time it was there, whoever says it.
     return Out(AgentLeft(node=node.node, reason=LOST), id=f"lost/{view.job}/{node.node}/{node.seq}")
+
+
+def _unlisted(view: View, node: Node) -> Out:
+    # The sequence of its arrival makes the id: asked once for each time that it joined.
+    asked = DrainAsked(target=node.node, reason=f"{node.host or node.node} is not in the list of hosts")
+    return Out(asked, id=f"unlisted/{view.job}/{node.node}/{node.seq}", trace=view.sight.trace)
 
 
 def _is_news(record: Record, node: str, why: Kept) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from reknit.core.events import JobSubmitted, Member
 
-from . import topology
+from . import hosts, topology
 from .ring_order import first_order, next_order
 from .topology import natural
 from .view import Record, Sight, Worker
@@ -86,14 +86,15 @@ def awaiting(spec: JobSubmitted, members: Collection[Member]) -> str:
 
 
 def targets(record: Record) -> dict[str, int]:
-    """Node -> workers its agent shall keep: spread evenly over the nodes; empty when the job was never scaled.
+    """Node -> workers its agent shall keep; empty if neither a scaling nor a list of hosts says so.
 
-    From the record alone: two services must not disagree about it, else they would contradict each other for ever.
+    A job that was scaled is spread evenly over its nodes, within the room that a list of hosts gives them; else each
+    listed node has the number of its host. From the record alone: two services must not disagree about it, else they
+    would contradict each other for ever.
     """
-    if record.scaled is None or record.spec is None:
+    rooms = hosts.room(record)
+    if record.spec is None or not rooms:
         return {}
-    there = [n.node for n in record.nodes.values() if not n.left and not n.draining]
-    if not there:
-        return {}
-    base, extra = divmod(record.scaled + record.spec.spares, len(there))
-    return {node: base + (i < extra) for i, node in enumerate(sorted(there, key=natural))}
+    if record.scaled is None:
+        return {node: count for node, count in rooms.items() if count is not None}
+    return hosts.spread(record.scaled + record.spec.spares, rooms)

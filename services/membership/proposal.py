@@ -60,11 +60,14 @@ def propose_targets(view: View) -> TargetsSet | None:
     wanted = targets(record)
     if not record.open or record.completed() or record.stop is not None or wanted == record.targets:
         return None
+    if not wanted:
+        return None  # the list of hosts says no numbers any more: nodes keep what they have
     nodes = words.count(len(wanted), "node")
+    scaled = f"scaled to {words.count(record.scaled or 0, 'worker')} on {nodes}"
     return TargetsSet(
         run=record.run,
         targets=wanted,
-        reason=f"scaled to {words.count(record.scaled or 0, 'worker')} on {nodes}",
+        reason=scaled if record.scaled is not None else f"the list of hosts gives numbers for {nodes}",
         decided_by=view.proposer,
     )
 

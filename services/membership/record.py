@@ -17,6 +17,7 @@ from reknit.core.events import (
     CheckpointRestored,
     DrainAsked,
     Event,
+    HostsListed,
     JobFinished,
     JobInexact,
     JobScaled,
@@ -75,6 +76,10 @@ def _submitted(record: Record, event: JobSubmitted, _seq: int) -> Record:
 
 def _scaled(record: Record, event: JobScaled, _seq: int) -> Record:
     return dataclasses.replace(record, scaled=max(0, event.workers)) if record.open else record
+
+
+def _listed(record: Record, event: HostsListed, _seq: int) -> Record:
+    return dataclasses.replace(record, hosts=event.hosts) if record.open and event.run == record.run else record
 
 
 def _drain(record: Record, event: DrainAsked, _seq: int) -> Record:
@@ -220,6 +225,7 @@ def _count_break(record: Record, event: WorldChanged) -> Record:
 _FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     JobSubmitted: _submitted,
     JobScaled: _scaled,
+    HostsListed: _listed,
     DrainAsked: _drain,
     JobStopAsked: _stop,
     JobFinished: _over,

@@ -16,6 +16,7 @@ from reknit.core.events import (
     JobFinished,
     JobStopAsked,
     JobSubmitted,
+    ListedHost,
     Member,
     RingBroken,
     Terms,
@@ -179,6 +180,8 @@ class Record:
     restarts: int = 0
     failures: tuple[Failure, ...] = ()
     scaled: int | None = None
+    hosts: tuple[ListedHost, ...] = ()
+    """Hosts that shall take part, as a script or file said last; () if nobody lists them."""
     drains: frozenset[str] = frozenset()
     """Nodes and workers that were asked to leave."""
     stop: JobStopAsked | None = None

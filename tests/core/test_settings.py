@@ -7,7 +7,8 @@ import pytest
 
 from reknit.core import settings
 from reknit.core.errors import UsageError
-from reknit.core.settings import NodeSpan, resolve
+from reknit.core.setting_kinds import NodeSpan
+from reknit.core.settings import resolve
 
 
 @pytest.mark.parametrize(

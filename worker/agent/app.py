@@ -124,6 +124,7 @@ class Agent:
             pid=os.getpid(),
             nproc=context.nproc,
             client_id=bus.client_id,
+            labels=context.labels,
         )
         seq = await bus.publish(context.job, joined)
         self._state = replace(self._state, joined=seq)

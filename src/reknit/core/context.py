@@ -65,6 +65,10 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     verify_weights: bool = False
     chaos: bool = False
     """Workers obey `job.chaos`."""
+    labels: dict[str, str] = {}
+    """What the node says of itself."""
+    seeds: tuple[str, ...] = ()
+    """`HOST:PORT` of other agents to begin to gossip with; a host may be a name with many addresses."""
 
 
 class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,17 @@ class Range(Part, frozen=True):
     end: int
 
 
+class ListedHost(Part, frozen=True):
+    """A host that shall take part."""
+
+    host: str
+    """As the list calls it."""
+    slots: int = 0
+    """Workers that its nodes shall have together; 0: as many as they have anyway."""
+    addresses: tuple[str, ...] = ()
+    """What the name resolves to where the list was read; () if it does not."""
+
+
 class SlotNotFinite(Part, frozen=True):
     """A slot whose gradient or loss holds NaN or Inf."""
 
@@ -157,6 +168,15 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """strict: a worker whose arithmetic differs is refused; relaxed: it is let in, and the run is not exact."""
     chaos: bool = False
     """Workers obey `job.chaos`."""
+
+
+class HostsListed(Event, frozen=True, tag="job.hosts"):
+    """The hosts that shall take part from now on, as a script or a file says; appended when that changes."""
+
+    run: str
+    hosts: tuple[ListedHost, ...]
+    source: str = ""
+    """Script or file, and the node that read it."""
 
 
 class JobScaled(Event, frozen=True, tag="job.scaled"):
@@ -742,7 +762,17 @@ class NodePulse(Pulse, frozen=True, tag="node"):
     """Node -> round trip to it in milliseconds, for those that it watches."""
 
 
-JobEvent = JobSubmitted | JobScaled | DrainAsked | JobStopAsked | JobInexact | JobDoubted | ChaosAsked | JobFinished
+JobEvent = (
+    JobSubmitted
+    | HostsListed
+    | JobScaled
+    | DrainAsked
+    | JobStopAsked
+    | JobInexact
+    | JobDoubted
+    | ChaosAsked
+    | JobFinished
+)
 NodeEvent = AgentJoined | AgentLeft | NodeHeld
 WorkerEvent = (
     WorkerStarted

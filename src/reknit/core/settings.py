@@ -11,156 +11,23 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reknit.core import setting_kinds as kinds
 from reknit.core.errors import UsageError
-from reknit.core.subjects import valid_name
+from reknit.core.setting_kinds import NodeSpan
 
 FILE = "reknit.toml"
 PYPROJECT = "pyproject.toml"
-AUTO = 0
-"""`nproc_per_node` of this value: as many workers as this process may use cores."""
+AUTO = kinds.AUTO
 MAX_NODE = 56
 """Longest node name: a worker is called `<node>-<number>`, and that must be a valid name too."""
 
-Parse = Callable[[Any], Any]
 
-
-class _Unfit(Exception):
-    """A value is not of its setting's kind; the text goes on from the setting's name."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeSpan:
-    """How many nodes a job needs and takes: torchrun's `--nnodes MIN:MAX`."""
-
-    least: int = 1
-    most: int = 1
-
-    def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
-
-
-_ONE_NODE = NodeSpan()
-
-
-def _whole(least: int) -> Parse:
-    def parse(value: Any) -> int:
-        number = None
-        if isinstance(value, int) and not isinstance(value, bool):
-            number = value
-        elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
-            number = int(value)
-        if number is None or number < least:
-            raise _Unfit(f"must be a whole number of at least {least}")
-        return number
-
-    return parse
-
-
-def _number(least: float, *, above: bool = False) -> Parse:
-    def parse(value: Any) -> float:
-        said = f"must be a number {'above' if above else 'of at least'} {least:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise _Unfit(said)
-        try:
-            number = float(value)
-        except ValueError:
-            raise _Unfit(said) from None
-        if not (least < number if above else least <= number) or number == float("inf"):
-            raise _Unfit(said)
-        return number
-
-    return parse
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Unfit("must be text")
-    return value
-
-
-def _yes_or_no(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return known[str(value).strip().lower()]
-    except KeyError:
-        raise _Unfit("must be true or false") from None
-
-
-def _when(value: Any) -> str:
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return "auto"
-    try:
-        return "on" if _yes_or_no(value) else "off"
-    except _Unfit:
-        raise _Unfit("must be auto, true or false") from None
-
-
-def _one_of(*words: str) -> Parse:
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise _Unfit(f"must be {' or '.join(words)}")
-        return str(value)
-
-    return parse
-
-
-def _span(value: Any) -> NodeSpan:
-    if isinstance(value, NodeSpan):
-        return value
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", str(value).strip())
-    if not match:
-        raise _Unfit("must be a number of nodes or MIN:MAX, as in 1:4")
-    least, most = int(match[1]), int(match[2] or match[1])
-    if least < 1:
-        raise _Unfit("must be at least 1")
-    if least > most:
-        raise _Unfit(f"has a minimum ({least}) above its maximum ({most})")
-    return NodeSpan(least, most)
-
-
-def _workers(value: Any) -> int:
-    if isinstance(value, str) and value.strip().lower() in {"auto", "cpu"}:
-        return AUTO
-    try:
-        return int(_whole(1)(value))
-    except _Unfit:
-        raise _Unfit("must be a whole number of at least 1, or auto") from None
-
-
-def _port(value: Any) -> int:
-    try:
-        number = int(_whole(0)(value))
-    except _Unfit:
-        number = -1
-    if not 0 <= number <= 65535:
-        raise _Unfit("must be a port number, 0 to 65535")
-    return number
-
-
-def _name(what: str, longest: int = 0) -> Parse:
-    def parse(value: Any) -> str:
-        name = _text(value)
-        if name:
-            try:
-                valid_name(name, what)
-            except UsageError as error:
-                raise _Unfit(f"is not a valid name: {error.hint}") from None
-            if longest and len(name) > longest:
-                raise _Unfit(f"is too long: at most {longest} characters")
-        return name
-
-    return parse
-
-
-def _setting(default: Any, parse: Parse, doc: str, *, also: tuple[str, ...] = (), flag: str = "") -> Any:
+def _setting(default: Any, parse: kinds.Parse, doc: str, *, also: tuple[str, ...] = (), flag: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"parse": parse, "doc": doc, "also": also, "flag": flag})
 
 
@@ -170,70 +37,97 @@ class JobSettings:
 
     job: str = _setting(
         "",
-        _name("the job's name"),
+        kinds.name("the job's name"),
         "Name of the job; by default the script's name and 4 random letters.",
         also=("PET_RDZV_ID",),
     )
     nnodes: NodeSpan = _setting(  # noqa: RUF009  (a `dataclasses.field` in the end)
-        _ONE_NODE, _span, "Nodes that the job needs and takes at most, as MIN:MAX or one number.", also=("PET_NNODES",)
+        kinds.ONE_NODE,
+        kinds.span,
+        "Nodes that the job needs and takes at most, as MIN:MAX or one number.",
+        also=("PET_NNODES",),
     )
     nproc_per_node: int = _setting(
-        1, _workers, "Workers on this node; auto: one for each core.", also=("PET_NPROC_PER_NODE",)
+        1, kinds.workers, "Workers on this node; auto: one for each core.", also=("PET_NPROC_PER_NODE",)
     )
     slots: int = _setting(
-        0, _whole(0), "Slots of a step (global batch = slots x micro-batch); 0: the number in the script holds."
+        0, kinds.whole(0), "Slots of a step (global batch = slots x micro-batch); 0: the number in the script holds."
     )
-    spares: int = _setting(0, _whole(0), "Hot spares: workers above the maximum that stand ready without slots.")
+    spares: int = _setting(0, kinds.whole(0), "Hot spares: workers above the maximum that stand ready without slots.")
     max_restarts: int = _setting(
-        100, _whole(0), "Restarts of failed workers that the whole job may use up.", also=("PET_MAX_RESTARTS",)
+        100, kinds.whole(0), "Restarts of failed workers that the whole job may use up.", also=("PET_MAX_RESTARTS",)
     )
     stuck_after: float = _setting(
-        120.0, _number(0, above=True), "Seconds without progress, while others wait, until a worker counts as stuck."
+        120.0,
+        kinds.number(0, above=True),
+        "Seconds without progress, while others wait, until a worker counts as stuck.",
     )
     verify_weights: bool = _setting(
-        True, _yes_or_no, "Compare the weights of all workers in every step, before it is committed."
+        True, kinds.yes_or_no, "Compare the weights of all workers in every step, before it is committed."
     )
     numerics: str = _setting(
         "strict",
-        _one_of("strict", "relaxed"),
+        kinds.one_of("strict", "relaxed"),
         "strict: a worker whose arithmetic differs is refused; relaxed: it is let in, the run is not exact, "
         "and weights are not compared.",
     )
     transport: str = _setting(
         "tcp",
-        _one_of("tcp", "gloo", "nccl"),
+        kinds.one_of("tcp", "gloo", "nccl"),
         "What adds up gradients: tcp, the ring's own links; gloo or nccl, exact sums over torch.distributed.",
     )
     allow_chaos: bool = _setting(
-        False, _yes_or_no, "Workers obey `reknit chaos`, which spoils what they hold.", also=("REKNIT_CHAOS",)
+        False, kinds.yes_or_no, "Workers obey `reknit chaos`, which spoils what they hold.", also=("REKNIT_CHAOS",)
     )
-    last_call: float = _setting(3.0, _number(0), "Seconds to wait for more workers once the minimum is there.")
+    last_call: float = _setting(3.0, kinds.number(0), "Seconds to wait for more workers once the minimum is there.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSettings:
     """This node only."""
 
-    node: str = _setting("", _name("the node's name", MAX_NODE), "Name of this node; by default the host's name.")
+    node: str = _setting("", kinds.name("the node's name", MAX_NODE), "Name of this node; by default the host's name.")
     host: str = _setting(
         "",
-        _text,
+        kinds.text,
         "Address of this node that the others can reach; by default the one on the route to the broker.",
         also=("PET_LOCAL_ADDR",),
     )
     threads: int = _setting(
-        0, _whole(0), "Threads a worker computes with; 0: OMP_NUM_THREADS, else 1. They change bits."
+        0, kinds.whole(0), "Threads a worker computes with; 0: OMP_NUM_THREADS, else 1. They change bits."
+    )
+    labels: str = _setting(
+        "",
+        kinds.labels_text,
+        "What this node says of itself, KEY=VALUE; the ring goes through one region, zone and rack before the next.",
+        flag="--label",
+    )
+    seeds: str = _setting(
+        "",
+        kinds.seeds_text,
+        "Agents to gossip with first, HOST:PORT; by default those that the broker tells of.",
+        flag="--seed",
+    )
+    discover: str = _setting(
+        "",
+        kinds.sources_text,
+        "Where other nodes are: dns:NAME[:PORT] to gossip with; script:PATH or file:PATH, the hosts that take part.",
+    )
+    discover_every: float = _setting(
+        2.0, kinds.number(0, above=True), "Seconds between two readings of the hosts that take part."
     )
     lanes: bool = _setting(
         True,
-        _yes_or_no,
+        kinds.yes_or_no,
         "Neighbouring workers on one host hand gradients over through shared memory, not the loopback.",
     )
     overlap: str = _setting(
-        "auto", _when, "Gradients enter the ring while backward still runs; auto: where the network is slow enough."
+        "auto",
+        kinds.when,
+        "Gradients enter the ring while backward still runs; auto: where the network is slow enough.",
     )
     grace: float = _setting(
-        30.0, _number(0), "Seconds that workers have to finish after a polite stop until they are killed."
+        30.0, kinds.number(0), "Seconds that workers have to finish after a polite stop until they are killed."
     )
 
 
@@ -242,15 +136,15 @@ class CheckpointSettings:
     """Checkpoints: where, how often, how many."""
 
     checkpoint_dir: str = _setting(
-        "", _text, "Folder or URL of the checkpoints; by default inside the job's folder of the home."
+        "", kinds.text, "Folder or URL of the checkpoints; by default inside the job's folder of the home."
     )
-    checkpoint_every_steps: int = _setting(0, _whole(0), "Take a checkpoint every so many steps; 0: not by steps.")
+    checkpoint_every_steps: int = _setting(0, kinds.whole(0), "Take a checkpoint every so many steps; 0: not by steps.")
     checkpoint_every_seconds: float = _setting(
-        0.0, _number(0), "Take a checkpoint every so many seconds; 0: not by time."
+        0.0, kinds.number(0), "Take a checkpoint every so many seconds; 0: not by time."
     )
-    keep: int = _setting(3, _whole(1), "Newest checkpoints that are kept.")
+    keep: int = _setting(3, kinds.whole(1), "Newest checkpoints that are kept.")
     resume: bool = _setting(
-        False, _yes_or_no, "Begin a new run of this job from the newest checkpoint of the runs before it."
+        False, kinds.yes_or_no, "Begin a new run of this job from the newest checkpoint of the runs before it."
     )
 
 
@@ -258,17 +152,21 @@ class CheckpointSettings:
 class ControlSettings:
     """Where the control plane is."""
 
-    home: str = _setting("", _text, "Folder for what the jobs leave on this machine; ~/.local/state/reknit by default.")
+    home: str = _setting(
+        "", kinds.text, "Folder for what the jobs leave on this machine; ~/.local/state/reknit by default."
+    )
     nats: str = _setting(
         "",
-        _text,
+        kinds.text,
         "Broker to use: nats://user:password@host:port, host:port, or the path of a job's endpoint.json. "
         "By default that of `reknit up`, else one of the job's own.",
         also=("PET_RDZV_ENDPOINT",),
     )
-    port: int = _setting(0, _port, "Port of a broker that is started here; 0: a free one.")
+    port: int = _setting(0, kinds.port, "Port of a broker that is started here; 0: a free one.")
     secret_file: str = _setting(
-        "", _text, "File that holds the job's secret; must say the same on all nodes. By default in the job's folder."
+        "",
+        kinds.text,
+        "File that holds the job's secret; must say the same on all nodes. By default in the job's folder.",
     )
 
 
@@ -311,7 +209,7 @@ def env_names(name: str) -> tuple[str, ...]:
 
 def flag_of(name: str) -> str:
     """The flag of a setting, as a person types it."""
-    return "--" + name.replace("_", "-")
+    return str(_FIELDS[name].metadata["flag"]) or "--" + name.replace("_", "-")
 
 
 def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
@@ -368,7 +266,7 @@ def _raw(
 def _parsed(name: str, raw: Any, source: str) -> Any:
     try:
         return _FIELDS[name].metadata["parse"](raw)
-    except _Unfit as error:
+    except kinds.Unfit as error:
         raise UsageError(f"{name} {error}, not {raw!r} (from {source})", hint=doc_of(name)) from None
 
 
