@@ -32,6 +32,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
+from .layered import layered
 from .lives import put
 from .phi import EVIDENCE, SLOW, Window
 from .view import Life, Record, Sight, node_key
@@ -59,7 +60,7 @@ def is_cut_off(sight: Sight, now: float) -> bool:
 
 
 def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: float) -> Sight:
-    """Fold one heartbeat in; the most frequent input by far, so each mapping is copied once at most."""
+    """Fold one heartbeat in: the most frequent input by far, so no mapping that grows with the job is copied."""
     # Hearing again after a silence of all: those that are still on their way back get the time to come.
     pulses, working, disconnected, noticed = sight.pulses, sight.working, sight.disconnected, sight.noticed
     streams, rtt = sight.streams, sight.rtt
@@ -70,13 +71,13 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
     if isinstance(pulse, NodePulse):
         key = node_key(pulse.node)
         if pulse.rtt:
-            rtt = put(rtt, pulse.node, pulse.rtt)
+            rtt = layered(rtt).put(pulse.node, pulse.rtt)
     elif (known := record.workers.get(pulse.worker)) is not None and known.incarnation == pulse.incarnation:
         key = pulse.worker  # else it is not in yet, or these are the last words of an earlier life
-        pulses, working = put(pulses, key, pulse), _working(working, pulse, now)
+        pulses, working = layered(pulses).put(key, pulse), _working(working, pulse, now)
     if key:
         window = streams.get(key)
-        streams = put(streams, key, window.heard(now) if window else Window(now, spoke=now))
+        streams = layered(streams).put(key, window.heard(now) if window else Window(now, spoke=now))
     if key in disconnected:
         disconnected = {k: at for k, at in disconnected.items() if k != key}
     return dataclasses.replace(
@@ -97,10 +98,10 @@ def _working(
     """Since when each worker computes the step that it is on."""
     before = working.get(pulse.worker)
     if pulse.phase not in ("compute", "user", "evaluate"):
-        return {k: v for k, v in working.items() if k != pulse.worker} if before else working
+        return layered(working).without(pulse.worker)
     if before is not None and before[:2] == (pulse.incarnation, pulse.step):
         return working
-    return put(working, pulse.worker, (pulse.incarnation, pulse.step, now - pulse.in_phase))
+    return layered(working).put(pulse.worker, (pulse.incarnation, pulse.step, now - pulse.in_phase))
 
 
 def _anchored(sight: Sight, now: float) -> dict[str, Window]:
