@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reknit.core.address import split
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext, WorkerContext, to_env
 from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse
+from reknit.gossip.gossip import Happening
 from reknit.worker.child import Order
 
 from . import lifeline, procfs
@@ -22,6 +24,7 @@ from .deathwatch import Deathwatch
 from .decide import decide
 from .display import Display
 from .forkserver import Forkserver, Hand
+from .gossiping import Gossiping
 from .incarnation import next_incarnation
 from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
 from .lifeline import Lifeline
@@ -66,6 +69,8 @@ class Agent:
         self._remains = Remains()
         self._watching = True
         self._telling = Telling()
+        self._letters: dict[str, str] = {}
+        self._gossip = Gossiping.of(context, time.time_ns() // 1_000_000, self._on_gossip)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking = asyncio.Lock()
         self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -100,6 +105,8 @@ class Agent:
             end = await self._ended
             await self._say_the_rest()
         finally:
+            if self._gossip is not None:
+                self._gossip.close()
             beginning.cancel()
             if beating is not None:
                 beating.cancel()
@@ -117,6 +124,8 @@ class Agent:
         self._bus = bus
         if trouble := lifeline.why_not():
             self._no_watch(trouble)
+        if self._gossip is not None and (trouble := await self._gossip.open(context.host)):
+            self._say(trouble)
         joined = AgentJoined(
             node=context.node,
             run=context.run,
@@ -146,6 +155,14 @@ class Agent:
             self._do(action)
 
     def _on_event(self, received: Received) -> None:
+        event = received.event
+        if (
+            self._gossip is not None
+            and isinstance(event, AgentJoined)
+            and event.run == self._context.run
+            and event.gossip
+        ):
+            self._gossip.meet([split(event.gossip)])
         self._feed(Heard(received.event, received.seq, time.monotonic()))
 
     def _on_pulse(self, _job: str, pulse: AnyPulse) -> None:
@@ -169,15 +186,22 @@ class Agent:
             self._feed(Ticked(time.monotonic(), looks))
             if count % _OBSERVE_EVERY == 0:
                 self._remains.observe(self._pids(), self._forkserver.guard)
-            await bus.beat(
-                self._context.job,
-                NodePulse(
-                    node=self._context.node,
-                    workers={worker: look.letter for worker, look in looks.items()},
-                    load=os.getloadavg()[0],
-                    memory_free=procfs.memory_available(),
-                ),
-            )
+            self._letters = {worker: look.letter for worker, look in looks.items()}
+            await self._beat(bus)
+
+    async def _beat(self, bus: Bus) -> None:
+        pulse = NodePulse(
+            node=self._context.node,
+            workers=self._letters,
+            load=os.getloadavg()[0],
+            memory_free=procfs.memory_available(),
+            **(self._gossip.report() if self._gossip is not None else {}),
+        )
+        await bus.beat(self._context.job, pulse)
+
+    def _on_gossip(self, happening: Happening) -> None:
+        if happening.what == "report" and self._bus is not None:
+            self._spawn(self._beat(self._bus))  # out of turn: every heartbeat's delay would be added to the silence
 
     def _on_exit(self, worker: str, running: Running) -> None:
         code = self._forkserver.exit_code(running.hand)

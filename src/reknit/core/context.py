@@ -69,6 +69,10 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """What the node says of itself."""
     seeds: tuple[str, ...] = ()
     """`HOST:PORT` of other agents to begin to gossip with; a host may be a name with many addresses."""
+    gossip: str = "off"
+    """Figures of the gossip between agents: train, fast, or off."""
+    gossip_keys: str = ""
+    """File of the keys that gossip is sealed with; empty: a key made of the job's secret."""
 
 
 class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,6 +168,8 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     """strict: a worker whose arithmetic differs is refused; relaxed: it is let in, and the run is not exact."""
     chaos: bool = False
     """Workers obey `job.chaos`."""
+    gossip: Literal["train", "fast", "off"] = "off"
+    """Figures of the gossip between agents; off where there is one node at most."""
 
 
 class HostsListed(Event, frozen=True, tag="job.hosts"):

@@ -79,6 +79,11 @@ class JobSettings:
     allow_chaos: bool = _setting(
         False, kinds.yes_or_no, "Workers obey `reknit chaos`, which spoils what they hold.", also=("REKNIT_CHAOS",)
     )
+    gossip: str = _setting(
+        "train",
+        kinds.one_of("train", "fast", "off"),
+        "Nodes watch each other over UDP: train, a silent one is known after 1.5 s; fast, after 0.8 s; off.",
+    )
     last_call: float = _setting(3.0, kinds.number(0), "Seconds to wait for more workers once the minimum is there.")
 
 
@@ -107,6 +112,11 @@ class NodeSettings:
         kinds.seeds_text,
         "Agents to gossip with first, HOST:PORT; by default those that the broker tells of.",
         flag="--seed",
+    )
+    gossip_keys: str = _setting(
+        "",
+        kinds.text,
+        "File of the keys that seal gossip, one a line, the sealing one first; by default made of the job's secret.",
     )
     discover: str = _setting(
         "",
