@@ -28,6 +28,7 @@ from reknit.core.status_fold import hear, see
 
 from .address import route_to
 from .entry import enter
+from .host_reader import HostReader
 from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
@@ -63,6 +64,8 @@ class Launch:
         self._spec = order.spec
         self._keeper = launch.Keeper(self._noticed, self._said_by_agent)
         self._plane = Plane(plane_at.folder, folder, self._keeper, self._say)
+        hosts = order.hosts
+        self._hosts = HostReader(hosts, every=order.hosts_every, say=self._say) if hosts is not None else None
         self._bus: Bus | None = None
         self._status = Status(order.job)
         self._failures = Failures()
@@ -73,7 +76,7 @@ class Launch:
         self._over = asyncio.Event()
         self._signals: list[int] = []
         self._work: asyncio.Task[str] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
         self._claims = contextlib.ExitStack()
         self._fatal = ""
         self._agent_code = 0
@@ -112,6 +115,8 @@ class Launch:
         return self._submitted
 
     async def _whole(self) -> str:
+        if self._hosts is not None:
+            await self._hosts.check()
         await self._reach_broker()
         if not self._plane.ours:
             self._folder.keep_endpoint(self._plane.endpoint)
@@ -125,7 +130,9 @@ class Launch:
         self._live = True
         await bus.pulses(self._felt, job=self._order.job)
         await self._plane.serve(bus)
-        self._watch = asyncio.create_task(self._plane.watch(bus, self._note))
+        self._beside.append(asyncio.create_task(self._plane.watch(bus, self._note)))
+        if self._hosts is not None:
+            self._beside.append(asyncio.create_task(self._tell_hosts(bus, self._hosts)))
         if not self._signals:
             await self._keeper.keep(self._agent(), self._agent_is_done)
             self._note()
@@ -150,6 +157,21 @@ class Launch:
     async def _answer(self, _question: bytes) -> bytes:
         return self._spec.run.encode()
 
+    @property
+    def _address(self) -> str:
+        """This node's address, as others reach it."""
+        return self._order.host or route_to(self._plane.endpoint.url)
+
+    async def _tell_hosts(self, bus: Bus, hosts: HostReader) -> None:
+        await hosts.tell(
+            bus,
+            job=self._order.job,
+            run=self._spec.run,
+            node=self._node,
+            own=self._address,
+            known=lambda: self._status.hosts,
+        )
+
     # ------------------------------------------------------------------------------------------------------- agent
 
     def _agent(self) -> launch.Program:
@@ -164,7 +186,9 @@ class Launch:
             args=order.spec.args,
             module=order.module,
             secret=order.secret,
-            host=order.host or route_to(self._plane.endpoint.url),
+            host=self._address,
+            labels=order.labels,
+            seeds=order.seeds,
             log_dir=str(self._folder.logs),
             slots=self._spec.slots,
             checkpoint_dir=self._spec.checkpoint_dir,
@@ -177,6 +201,8 @@ class Launch:
             transport=self._spec.transport,
             verify_weights=self._spec.verify_weights,
             chaos=self._spec.chaos,
+            gossip=self._spec.gossip,
+            gossip_keys=order.gossip_keys,
         )
         env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}
         return launch.module(AGENT, "reknit.worker.agent", env)
@@ -305,9 +331,9 @@ class Launch:
             return None
 
     async def _end_all(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         bus = self._bus
         if bus is not None:
             if len(self._signals) > 1 and self._submitted and not self._over.is_set() and not await self._others(bus):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import socket
 import time
 from pathlib import Path
 
+from reknit.core import labels
 from reknit.core.context import Endpoint
+from reknit.core.discovery.source import Source
 from reknit.core.errors import UsageError
 from reknit.core.events import JobSubmitted
 from reknit.core.home import Home, JobFolder, read_secret, secret_check
 from reknit.core.settings import AUTO, Settings, usable_cores
 from reknit.core.subjects import MAX_NAME
 
-from . import control, output
+from . import control, host_reader, output
 from .address import check_host, is_loopback, node_name
 from .script import Script
 
@@ -29,6 +32,11 @@ class Order:
         spec: the submission that this run would make.
         node_asked: True if the user named the node.
         host: address for peers, empty: the one on the route to the broker.
+        labels: what this node says of itself.
+        seeds: `HOST:PORT` of agents to gossip with first.
+        hosts: where the list of hosts that take part is read, None: nobody lists them.
+        hosts_every: seconds between two readings of it.
+        gossip_keys: file of the keys that gossip is sealed with, empty: the secret makes one.
         target: script path or module name for this node's workers.
     """
 
@@ -38,6 +46,11 @@ class Order:
     node_asked: bool
     nproc: int
     host: str
+    labels: dict[str, str]
+    seeds: tuple[str, ...]
+    hosts: Source | None
+    hosts_every: float
+    gossip_keys: str
     secret: str
     target: str
     module: bool
@@ -88,6 +101,7 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
                 hint="give --host one of this machine's own addresses (`hostname -I` lists them)",
             )
     secret = read_secret(Path(settings.control.secret_file)) if settings.control.secret_file else folder.secret()
+    hosts, gossips = host_reader.split(node.discover)
     nproc = usable_cores() if wanted.nproc_per_node == AUTO else wanted.nproc_per_node
     where = saves.checkpoint_dir or str(folder.checkpoints)
     if "://" not in where:
@@ -115,6 +129,7 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         transport=wanted.transport,
         numerics=wanted.numerics,  # type: ignore[arg-type]  # the setting takes no other words
         chaos=wanted.allow_chaos,
+        gossip=wanted.gossip if wanted.nnodes.most > 1 else "off",  # type: ignore[arg-type]  # the same
     )
     return Order(
         job=job,
@@ -123,6 +138,11 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         node_asked=bool(node.node),
         nproc=nproc,
         host=node.host,
+        labels={labels.HOSTNAME: socket.gethostname(), **labels.parse(node.labels)},
+        seeds=(*(s for s in node.seeds.split(",") if s), *gossips),
+        hosts=hosts,
+        hosts_every=node.discover_every,
+        gossip_keys=str(Path(node.gossip_keys).expanduser().absolute()) if node.gossip_keys else "",
         secret=secret,
         target=script.target,
         module=bool(script.module),

@@ -90,6 +90,9 @@ def _show(told: dict[str, Any]) -> None:
         output.data(f"saved    step {told['checkpoint']['step']}: {told['checkpoint']['path']}")
     for worker, difference in told["inexact"].items():
         output.data(f"exact    no: {worker} takes part although {difference}")
+    if awaited := [h for h in told["hosts"] if not h["nodes"]]:
+        said = ", ".join(f"{h['host']} ({h['slots']} workers)" if h["slots"] else h["host"] for h in awaited)
+        output.data(f"awaited  {said}")
     if told["workers"]:
         output.data("")
         rows = [

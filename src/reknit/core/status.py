@@ -15,11 +15,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from reknit.core.discovery.match import find
 from reknit.core.errors import UsageError
 from reknit.core.events import (
     Alert,
     JobFinished,
     JobSubmitted,
+    ListedHost,
     NodeHeld,
     NodePulse,
     ShardsPlanned,
@@ -78,6 +80,7 @@ class Node:
     node: str
     host: str = ""
     up: bool = True
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pulse: NodePulse | None = None
     heard: float | None = None
     left: str = ""
@@ -137,6 +140,7 @@ class Status:
         lost: worker -> why it was taken out, for those that were not to go and are not back.
         inexact: worker -> in what its arithmetic differs, for those that were let in all the same.
         not_finite: first step of which the loss was not finite, -1: none since the loss is finite again.
+        hosts: that shall take part, where a script or a file lists them.
         alerts: raised ones; `numbers`: how often each was raised so far.
     """
 
@@ -150,6 +154,7 @@ class Status:
     worlds: tuple[WorldLine, ...] = ()
     workers: Mapping[str, Worker] = dataclasses.field(default_factory=dict)
     nodes: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+    hosts: tuple[ListedHost, ...] = ()
     wanted: int = 0
     plan: ShardsPlanned | None = None
     committed: int = 0
@@ -246,6 +251,7 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
             }
             for n in status.nodes.values()
         ],
+        "hosts": _hosts(status),
         "plan": _plan(status.plan),
         "checkpoint": {
             "step": status.saving.step,
@@ -270,6 +276,16 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
             for w in status.worlds
         ],
     }
+
+
+def _hosts(status: Status) -> list[dict[str, Any]]:
+    """The listed hosts, each with the nodes that are up on it; none: it is awaited."""
+    on: dict[str, list[str]] = {host.host: [] for host in status.hosts}
+    for node in status.nodes.values():
+        host = find(status.hosts, node.node, node.host, node.labels) if node.up else None
+        if host is not None:
+            on[host.host].append(node.node)
+    return [{"host": h.host, "slots": h.slots, "nodes": on[h.host]} for h in status.hosts]
 
 
 def by_weight(alerts: Mapping[Key, Alert]) -> list[Alert]:

@@ -17,6 +17,7 @@ from reknit.core.events import (
     CheckpointRequested,
     CheckpointRestored,
     EpochFinished,
+    HostsListed,
     JobFinished,
     JobInexact,
     JobScaled,
@@ -71,6 +72,8 @@ def _see(status: Status, event: AnyEvent, now: float, wall: float) -> Status:  #
             return _job(status, event, now)
         case AgentJoined() | AgentLeft() | NodeHeld():
             return with_node(status, event)
+        case HostsListed() if event.run == status.run:
+            return dataclasses.replace(status, hosts=event.hosts)
         case ShardsPlanned() | StepsCommitted() | EpochFinished() | CheckpointRestored() | RingRecovered():
             return _step(status, event, now)
         case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
@@ -145,7 +148,11 @@ def _submitted(status: Status, event: JobSubmitted, now: float) -> Status:
         run=event.run,
         spec=event,
         changed=now,
-        nodes={name: Node(name, node.host, seen=node.seen) for name, node in status.nodes.items() if node.up},
+        nodes={
+            name: Node(name, node.host, labels=node.labels, seen=node.seen)
+            for name, node in status.nodes.items()
+            if node.up
+        },
         wanted=event.max_nodes * event.nproc_per_node,
         alerts=status.alerts,
         numbers=status.numbers,

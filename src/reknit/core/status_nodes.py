@@ -18,7 +18,14 @@ def with_node(status: Status, event: AgentJoined | AgentLeft | NodeHeld) -> Stat
     match event:
         case AgentJoined():
             known = dataclasses.replace(
-                known, host=event.host, up=True, left="", pulse=None, heard=None, comings=known.comings + 1
+                known,
+                host=event.host,
+                labels=event.labels,
+                up=True,
+                left="",
+                pulse=None,
+                heard=None,
+                comings=known.comings + 1,
             )
         case AgentLeft():
             known = dataclasses.replace(known, up=False, left=event.reason, pulse=None, heard=None)
@@ -51,9 +58,9 @@ def _put(status: Status, node: Node) -> Status:
 def nodes(status: Status, now: float | None = None, wall: float | None = None) -> list[dict[str, Any]]:
     """Return one dict a node, by name.
 
-    Keys: node, host, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of its
-    workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the broker's
-    clock, 0: never), reason (why it left or is kept out), seen (wall time of its newest event), silent (seconds since
+    Keys: node, host, labels, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of
+    its workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the
+    broker's clock, 0: never), reason (why it left or is kept out), seen (when, of its newest event), silent (seconds since
     its newest heartbeat).
 
     Args:
@@ -79,6 +86,7 @@ def _node(status: Status, node: Node, now: float | None, wall: float | None) -> 
     return {
         "node": node.node,
         "host": node.host,
+        "labels": dict(node.labels),
         "state": state,
         "up": node.up,
         "load": finite(node.pulse.load) if node.pulse else None,
