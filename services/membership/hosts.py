@@ -61,11 +61,11 @@ def spread(workers: int, rooms: Mapping[str, int | None]) -> dict[str, int]:
         open_ = [node for node, most in rooms.items() if most is None or counts[node] < most]
         if not open_:
             break
-        base, extra = divmod(left, len(open_))
-        for i, node in enumerate(open_):
-            more = base + (i < extra)
+        # who still has room has as many as the others that have
+        base = left // len(open_)
+        for node in open_ if base else open_[:left]:
             most = rooms[node]
-            more = more if most is None else min(more, most - counts[node])
+            more = max(base, 1) if most is None else min(max(base, 1), most - counts[node])
             counts[node] += more
             left -= more
     return counts

@@ -60,8 +60,8 @@ def nodes(status: Status, now: float | None = None, wall: float | None = None) -
 
     Keys: node, host, labels, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of
     its workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the
-    broker's clock, 0: never), reason (why it left or is kept out), seen (when, of its newest event), silent (seconds since
-    its newest heartbeat).
+    broker's clock, 0: never), reason (why it left or is kept out), seen (when, of its newest event), silent (since
+    its newest heartbeat, seconds).
 
     Args:
         status: the fold.

@@ -44,7 +44,9 @@ def parse(text: str) -> dict[str, int]:
 def _line(said: str, number: int) -> tuple[str, int]:
     host, slots = said, ""
     if said.startswith("["):
-        host, _, rest = said[1:].partition("]")
+        host, closed, rest = said[1:].partition("]")
+        if not closed:
+            raise _bad(number, said, "the bracket is not closed")
         if rest and not rest.startswith(":"):
             raise _bad(number, said, "a colon and a number stand behind the bracket")
         slots = rest[1:]
