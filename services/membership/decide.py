@@ -29,7 +29,7 @@ from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, kept_out, outside
 from .cut import CHECK_WAIT, relink_wait, removable
 from .damping import Kept
 from .formation import enough
-from .hearing import disconnected, hear, is_silent, node_is_gone, notice
+from .hearing import disconnected, hear, is_silent, node_is_gone, notice, told_of
 from .hosts import unlisted
 from .outcome import outcome
 from .proposal import finished, propose, propose_targets
@@ -63,7 +63,9 @@ def decide(view: View, told: Told) -> Decision[View]:
     """Take one input."""
     what = told.event
     if isinstance(what, WorkerPulse | NodePulse):
-        return Decision(dataclasses.replace(view, sight=hear(view.record, view.sight, what, told.now)))
+        sight = hear(view.record, view.sight, what, told.now)
+        news = isinstance(what, NodePulse) and told_of(view.sight, what.node) != told_of(sight, what.node)
+        return Decision(dataclasses.replace(view, sight=sight), wake=DRAIN if news else None)
     if isinstance(what, Tick):
         if told.at:
             view = dataclasses.replace(view, sight=dataclasses.replace(view.sight, ahead=told.at - told.now))

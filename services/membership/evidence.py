@@ -4,7 +4,7 @@ The rule over the table: **one certain observation, or two from different channe
 suspect.** Two kinds that come through the same channel are one: a worker whose broker connection is cut is silent
 *and* disconnected, which is one fact seen twice, and it may train on in good health.
 
-A new source (gossip between agents, say) is one more row here and one more line in `verdict` that finds it.
+A new source is one more row here and one more line in `verdict` that finds it.
 `docs()` is the table as Markdown; the documentation is made from it.
 """
 
@@ -124,6 +124,15 @@ KINDS: dict[Source, Kind] = {
             "the ring link to it broke and it has not said so itself",
             "1 to 25 ms",
             "its own report or heartbeat, or the next world",
+        ),
+        Kind(
+            "gossip",
+            "peers",
+            False,
+            "the node's neighbours",
+            "enough of those that watch its node get no answer from it, while its heartbeats are late too (phi of 2)",
+            "1.0 to 1.5 s; fast: 0.55 to 0.8 s",
+            "the next answer, or the next heartbeat",
         ),
         Kind(
             "progress",

@@ -34,7 +34,7 @@ from reknit.core.events import (
 
 from .layered import layered
 from .lives import put
-from .phi import EVIDENCE, SLOW, Window
+from .phi import EVIDENCE, LATE, SLOW, Window
 from .view import Life, Record, Sight, node_key
 
 EARS = 0.75
@@ -63,7 +63,7 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
     """Fold one heartbeat in: the most frequent input by far, so no mapping that grows with the job is copied."""
     # Hearing again after a silence of all: those that are still on their way back get the time to come.
     pulses, working, disconnected, noticed = sight.pulses, sight.working, sight.disconnected, sight.noticed
-    streams, rtt = sight.streams, sight.rtt
+    streams, rtt, reports = sight.streams, sight.rtt, sight.reports
     if is_deaf(sight, now):
         streams, disconnected = _anchored(sight, now), {}
         noticed = {k: at for k, at in noticed.items() if k[0] != "unreachable"}
@@ -72,6 +72,10 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
         key = node_key(pulse.node)
         if pulse.rtt:
             rtt = layered(rtt).put(pulse.node, pulse.rtt)
+        if pulse.silent and not pulse.sick:
+            reports = layered(reports).put(pulse.node, (now, pulse.silent))
+        elif pulse.node in reports:
+            reports = layered(reports).without(pulse.node)
     elif (known := record.workers.get(pulse.worker)) is not None and known.incarnation == pulse.incarnation:
         key = pulse.worker  # else it is not in yet, or these are the last words of an earlier life
         pulses, working = layered(pulses).put(key, pulse), _working(working, pulse, now)
@@ -89,6 +93,7 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
         disconnected=disconnected,
         noticed=noticed,
         rtt=rtt,
+        reports=reports,
     )
 
 
@@ -209,6 +214,17 @@ def is_silent(sight: Sight, key: str, now: float) -> bool:
 def is_slow(sight: Sight, key: str, now: float) -> bool:
     """True if its heartbeats are late: worth a note, nothing more."""
     return phi_of(sight, key, now) >= SLOW
+
+
+def told_of(sight: Sight, node: str) -> tuple[str, ...]:
+    """Whom a node gets no answer from, as it said last."""
+    report = sight.reports.get(node)
+    return report[1] if report is not None else ()
+
+
+def is_late(sight: Sight, key: str, now: float) -> bool:
+    """True if its heartbeats are late enough to bear out what others say of it."""
+    return phi_of(sight, key, now) >= LATE
 
 
 def node_is_gone(sight: Sight, node: str, now: float, *, at_least: float = 0.0) -> bool:

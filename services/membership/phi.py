@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+LATE = 2.0
+"""Once in a hundred by chance: enough where the node's neighbours say independently that it does not answer."""
 SLOW = 3.0
 EVIDENCE = 8.0
 SIZE = 32

@@ -113,7 +113,7 @@ def _over(record: Record, event: JobFinished, _seq: int) -> Record:
 def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
     if event.run != record.run:
         return record
-    node = Node(event.node, event.nproc, event.client_id, seq, event.host, event.labels)
+    node = Node(event.node, event.nproc, event.client_id, seq, event.host, event.labels, event.gossip)
     dampers = record.dampers
     if event.node in record.nodes:
         damper = damping.came(dampers.get(event.node, Damper()), record.clock)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from reknit.core.events import Evidence, Member, WorkerPulse
 
 from .evidence import is_proof, observe
-from .hearing import is_cut_off, is_silent, is_slow, node_is_gone, phi_of, spoke_since
-from .view import Record, Sight, Worker
+from .hearing import is_cut_off, is_late, is_silent, is_slow, node_is_gone, phi_of, spoke_since
+from .reach import reach
+from .view import Record, Sight, Worker, node_key
 
 LEAST_WAIT = 1.0
 """Seconds that others wait in the ring until a silent worker on a silent node counts as the one they wait for."""
@@ -32,12 +33,14 @@ class Verdict:
         done: members that finished or left politely; no evidence is needed.
         suspect: worker -> evidence, not enough.
         slow: members whose heartbeats are late.
+        between: members that are missed, on nodes that some, not enough, of their neighbours get no answer from.
     """
 
     dead: Mapping[str, tuple[Evidence, ...]]
     done: frozenset[str]
     suspect: Mapping[str, tuple[Evidence, ...]]
     slow: frozenset[str]
+    between: frozenset[str] = frozenset()
 
     @property
     def gone(self) -> frozenset[str]:
@@ -47,7 +50,7 @@ class Verdict:
     @property
     def unstable(self) -> frozenset[str]:
         """Members with some evidence against them and late heartbeats: another tick or two will tell."""
-        return self.slow & frozenset(self.suspect)
+        return (self.slow & frozenset(self.suspect)) | self.between
 
     @property
     def certain(self) -> bool:
@@ -74,13 +77,16 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
     suspect: dict[str, tuple[Evidence, ...]] = {}
     done: set[str] = set()
     slow: set[str] = set()
-    queue = _queue(record, sight, now)
+    between: set[str] = set()
+    queue, reached = _queue(record, sight, now), reach(record, sight, now)
     for member in record.members:
         ending = record.ending(member)
         if ending is not None and ending.how in ("finished", "left"):
             done.add(member.worker)
             continue
-        evidence = _about(record, sight, member, queue, now)
+        missed = _is_missed(sight, member, now)
+        by = reached.out.get(member.node, ()) if missed else ()
+        evidence = (*_unheard(record, sight, member, by, now), *_about(record, sight, member, queue, now))
         if ending is not None:
             evidence = (ending.evidence, *evidence)
         if is_proof(evidence):
@@ -89,7 +95,14 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
             suspect[member.worker] = evidence
         if is_slow(sight, member.worker, now):
             slow.add(member.worker)
-    return Verdict(dead, frozenset(done), suspect, frozenset(slow))
+        if missed and member.node in reached.unstable:
+            between.add(member.worker)
+    return Verdict(dead, frozenset(done), suspect, frozenset(slow), frozenset(between))
+
+
+def _is_missed(sight: Sight, member: Member, now: float) -> bool:
+    """True if neither the worker nor its node's agent is heard as it should be."""
+    return is_late(sight, member.worker, now) and is_late(sight, node_key(member.node), now)
 
 
 def _about(record: Record, sight: Sight, member: Member, queue: Queue, now: float) -> tuple[Evidence, ...]:
@@ -98,7 +111,6 @@ def _about(record: Record, sight: Sight, member: Member, queue: Queue, now: floa
         return ()
     found: list[Evidence | None] = [
         _disconnect(sight, member, now),
-        _heartbeat(sight, member, now),
         _unreachable(record, sight, worker, now),
         *_ring(record, sight, member),
         _frozen(record, sight, worker),
@@ -113,12 +125,19 @@ def _disconnect(sight: Sight, member: Member, now: float) -> Evidence | None:
     return observe("disconnect", member.worker, "broker", "its connection to the broker ended")
 
 
-def _heartbeat(sight: Sight, member: Member, now: float) -> Evidence | None:
-    if not is_silent(sight, member.worker, now):
-        return None
-    silence = sight.streams[member.worker].silence(now)
-    phi = phi_of(sight, member.worker, now)
-    return observe("heartbeat", member.worker, "membership", f"no heartbeat for {silence:.1f} s (phi {phi:.0f})")
+def _unheard(record: Record, sight: Sight, member: Member, by: tuple[str, ...], now: float) -> tuple[Evidence, ...]:
+    """Silence here, and what the neighbours of its node say, who bear out a shorter one."""
+    worker, found = record.workers.get(member.worker), []
+    if worker is None or worker.incarnation != member.incarnation:
+        return ()
+    if by or is_silent(sight, member.worker, now):
+        silence, phi = sight.streams[member.worker].silence(now), phi_of(sight, member.worker, now)
+        text = f"no heartbeat for {silence:.1f} s (phi {phi:.0f})"
+        found.append(observe("heartbeat", member.worker, "membership", text))
+    if by:
+        text = f"{', '.join(by)} get no answer from node {member.node}"
+        found.append(observe("gossip", member.worker, "gossip", text))
+    return tuple(found)
 
 
 def _unreachable(record: Record, sight: Sight, worker: Worker, now: float) -> Evidence | None:

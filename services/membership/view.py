@@ -89,6 +89,8 @@ class Node:
     host: str = ""
     """Address that its agent is reached at."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gossip: str = ""
+    """Address at which its agent takes gossip, empty if it takes none."""
     left: bool = False
     lost: bool = False
     """Left, but not by its own word: its agent was found gone."""
@@ -281,6 +283,8 @@ class Sight:
     """Id of a publication asked for and not heard yet -> when."""
     rtt: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     """Node -> node -> round trip in milliseconds, from the first one's newest heartbeat that told any."""
+    reports: Mapping[str, tuple[float, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    """Node -> when it said last whom it gets no answer from, and whom; only of nodes that miss somebody."""
     heard: float = 0.0
     """Last heartbeat of anybody."""
     world_at: float = -1e9

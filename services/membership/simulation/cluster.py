@@ -202,7 +202,7 @@ class Cluster:
         for address, packet in out:
             self.bytes += packet.size + SEALED
             target = at.get(address)
-            if target is None:
+            if target is None or node.muted or target.muted:
                 continue
             for delay in network.datagram(node.host, target.host):
                 clock.after(delay, target.receive, packet, source)
@@ -330,6 +330,16 @@ class Cluster:
         for node in nodes:
             self.network.ingress.pop(node.host, None)
         self.relief(nodes, "lossy")
+
+    def mute(self, nodes: Collection[Node], seconds: float) -> None:
+        """Gossip of these gets nowhere for so long, all else does: no reason to evict them."""
+        for node in nodes:
+            node.muted = True
+            self.clock.after(seconds, self._unmute, node)
+
+    @staticmethod
+    def _unmute(node: Node) -> None:
+        node.muted = False
 
     def starve(self, nodes: Collection[Node], seconds: float | None, late: tuple[float, float] = (0.5, 2.5)) -> None:
         """These read late, for so long or to the end; it is no reason to evict them."""

@@ -49,6 +49,7 @@ class Node:
         powered: the host is there, so that its kernel answers.
         skew: seconds by which its wall clock is wrong.
         starved: seconds by which it reads late, at least and at most; None: it reads at once.
+        muted: its gossip gets nowhere.
         troubles: what keeps it from being healthy now.
         well_since: since when there is none.
     """
@@ -69,9 +70,10 @@ class Node:
         self.frozen = False
         self.powered = False
         self.skew = 0.0
+        self.muted = False
         self.starved: tuple[float, float] | None = None
         self.troubles: set[str] = set()
-        self.well_since = 0.0
+        self.well_since = -math.inf
         self.gossip: Gossip | None = None
         self.worker: Worker | None = None
         self._link: Link | None = None
