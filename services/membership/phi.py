@@ -19,6 +19,10 @@ SLOW = 3.0
 EVIDENCE = 8.0
 SIZE = 32
 """Intervals remembered, 8 s at 4 Hz."""
+ENOUGH = 4
+"""Intervals until its own say more than what was expected of it."""
+INTERVAL = 0.25
+"""Between two heartbeats as they are sent, seconds."""
 PAUSE = 0.25
 """One lost heartbeat is no news, seconds."""
 LEAST_DEVIATION = 0.15
@@ -40,13 +44,14 @@ class Window:
 
     last: float
     intervals: tuple[float, ...] = ()
-    expected: float = 0.25
+    expected: float = INTERVAL
     spoke: float = -math.inf
 
     def heard(self, now: float) -> Window:
         """Return the window with one more heartbeat; one long gap must not make it deaf for the next one."""
         interval = min(max(0.0, now - self.last), 4 * self.expected)
-        return Window(now, (*self.intervals, interval)[-SIZE:], self.expected, now)
+        intervals = (*self.intervals, interval)[-SIZE:]
+        return Window(now, intervals, self.expected if len(intervals) < ENOUGH else INTERVAL, now)
 
     def anchored(self, now: float) -> Window:
         """Return the window as if heard now, without learning the gap (the listener was away, not the sender)."""
@@ -60,7 +65,7 @@ class Window:
         """How surprising the present silence is: 0 (not at all) to `MOST`."""
         if self.silence(now) <= PAUSE + self.expected:
             return 0.0  # no surprise whatever the window says; keeps a thousand streams cheap
-        if len(self.intervals) >= 4:
+        if len(self.intervals) >= ENOUGH:
             count = len(self.intervals)
             mean = sum(self.intervals) / count
             variance = sum((x - mean) ** 2 for x in self.intervals) / count

@@ -58,6 +58,10 @@ class Town(Townsfolk):
         """Seconds by which every service but the first hears the log later."""
         self.ring: int | None = None
         """Generation that all beat with, None: the newest."""
+        self.misses: dict[str, tuple[str, ...]] = {}
+        """Node -> nodes that its agent gets no answer from, as its heartbeats tell."""
+        self.sick: set[str] = set()
+        """Nodes whose agents say so of themselves."""
         self.muted = False
         """The broker is away: no heartbeat gets through."""
         self.lost = False
@@ -157,7 +161,7 @@ class Town(Townsfolk):
         newest = self.worlds[-1].generation if self.worlds else 0
         for node, up in self.nodes.items():
             if up:
-                self.pulse(NodePulse(node=node))
+                self.pulse(NodePulse(node=node, silent=self.misses.get(node, ()), sick=node in self.sick))
         for body in self.bodies.values():
             if body.beats:
                 self.pulse(

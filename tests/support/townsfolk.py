@@ -89,7 +89,15 @@ class Townsfolk:
     def node(self, name: str, nproc: int = 1) -> None:
         self.nodes[name] = True
         self.say(
-            AgentJoined(node=name, run=self.run_id, host="127.0.0.1", pid=1, nproc=nproc, client_id=next(self._client))
+            AgentJoined(
+                node=name,
+                run=self.run_id,
+                host="127.0.0.1",
+                pid=1,
+                nproc=nproc,
+                client_id=next(self._client),
+                gossip=f"{name}:7000",
+            )
         )
 
     def start(self, worker: str, incarnation: int = 1, node: str | None = None) -> Body:
