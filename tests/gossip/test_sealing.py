@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_key_is_changed_in_three_steps_and_everybody_hears_everybody_at_each()
     packet = Packet("a", 1, "b", (Ping(1),))
     old = Keyring((OLD,))
     steps = [old, old.install(NEW), old.install(NEW).use(NEW), old.install(NEW).use(NEW).remove(OLD)]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         assert Opener(before).open(Sealer(after, os.urandom(16)).seal(packet)) == packet
         assert Opener(after).open(Sealer(before, os.urandom(16)).seal(packet)) == packet
     with pytest.raises(Rejected):

@@ -25,6 +25,9 @@ class Watched(Desk[View]):
         self.generation = 1
         self.step = 0
         self.free = 8 << 30
+        self.misses: dict[str, tuple[str, ...]] = {}
+        """Node -> nodes that it gets no answer from."""
+        self.sick: set[str] = set()
         self.publish(
             JobSubmitted(run="r1", script="t.py", max_nodes=len(workers), **spec),
             *(registered(w, TERMS) for w in workers),
@@ -49,7 +52,15 @@ class Watched(Desk[View]):
                     self.pulse(self._pulse(worker, {f: by[worker] for f, by in bent.items() if worker in by}))
                 node = member(worker).node
                 if node not in silent:
-                    self.pulse(NodePulse(node=node, workers={worker: "S"}, memory_free=self.free))
+                    self.pulse(
+                        NodePulse(
+                            node=node,
+                            workers={worker: "S"},
+                            memory_free=self.free,
+                            silent=self.misses.get(node, ()),
+                            sick=node in self.sick,
+                        )
+                    )
             if steps:
                 if commit:
                     self.commit(self.step, self.step + steps - 1)

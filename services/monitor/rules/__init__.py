@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reknit.services.monitor.finding import Rule
 
-from . import checkpoints, divergence, failures, loss, memory, progress, silence, stragglers, worlds
+from . import checkpoints, divergence, failures, loss, memory, neighbours, progress, silence, stragglers, worlds
 
 RULES: tuple[Rule, ...] = (
     *failures.RULES,
@@ -16,4 +16,5 @@ RULES: tuple[Rule, ...] = (
     *checkpoints.RULES,
     *silence.RULES,
     *memory.RULES,
+    *neighbours.RULES,
 )
