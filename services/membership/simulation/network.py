@@ -16,10 +16,12 @@ LATENCY = (0.001, 0.003)
 NEAR = (0.0001, 0.0003)
 """The same between the broker and the services, which stand side by side."""
 RETRANSMIT = 0.2
-"""Seconds until a lost segment is sent again, doubled each time it is lost anew (Linux' least)."""
+"""Seconds until a lost segment is sent again (Linux' least)."""
+FOLLOWING = 0.25
+"""Seconds until it is sent once more if that is lost too: the next heartbeat arrives and shows the gap."""
 REORDER = (0.0, 0.02)
 """Extra seconds of a datagram that is overtaken."""
-_MOST_LOSSES = 12
+_MOST_LOSSES = 40
 _BLOCKED = 1.0
 
 
@@ -118,10 +120,11 @@ class Network:
         if source < 0 and target < 0:
             return NEAR[0] + (NEAR[1] - NEAR[0]) * draw()
         delay = LATENCY[0] + (LATENCY[1] - LATENCY[0]) * draw()
-        loss, wait = self.loss_between(source, target), RETRANSMIT
-        for _ in range(_MOST_LOSSES):
-            if not loss or draw() >= loss:
-                break
-            delay += wait
-            wait *= 2
+        loss = self.loss_between(source, target)
+        if loss and draw() < loss:
+            delay += RETRANSMIT
+            for _ in range(_MOST_LOSSES):
+                if draw() >= loss:
+                    break
+                delay += FOLLOWING
         return delay

@@ -78,6 +78,7 @@ class Node:
         self.worker: Worker | None = None
         self._link: Link | None = None
         self._incarnation = 0
+        self._started = 0
         self._epoch = 0
         self._timer = math.inf
         self._reported = False
@@ -133,11 +134,13 @@ class Node:
 
     def _start_worker(self, *, at_once: bool = False) -> None:
         assert self._link is not None
+        self._started += 1
         self._incarnation = max(self.wall_ms() << 8, self._incarnation + 1)
         port = 20000 + self._incarnation % 20000
         worker = Worker(self, self.worker_name, self._incarnation, f"{self.address[0]}:{port}", self._random)
+        worker.pid = 1000 + self._started
         self.worker = worker
-        event = WorkerStarted(worker=worker.name, incarnation=worker.incarnation, node=self.name, pid=self.index + 1000)
+        event = WorkerStarted(worker=worker.name, incarnation=worker.incarnation, node=self.name, pid=worker.pid)
         self._link.post(event, f"started/{worker.name}/{worker.incarnation}")
         if at_once:
             worker.start(at_once=True)
@@ -166,15 +169,14 @@ class Node:
             return
         worker.end(reset=True)
         life = {"worker": worker.name, "incarnation": worker.incarnation, "node": self.name}
-        pid = self.index + 1000
-        self._link.post(WorkerDying(**life, pid=pid), f"dying/{worker.name}/{worker.incarnation}")  # type: ignore[arg-type]
+        self._link.post(WorkerDying(**life, pid=worker.pid), f"dying/{worker.name}/{worker.incarnation}")  # type: ignore[arg-type]
         self.clock.after(0.03, self._reaped, self.boots, worker)
 
     def _reaped(self, boots: int, worker: Worker) -> None:
         if boots != self.boots or not self.up or self._link is None:
             return
         exited = WorkerExited(
-            worker=worker.name, incarnation=worker.incarnation, node=self.name, pid=self.index + 1000, code=-9
+            worker=worker.name, incarnation=worker.incarnation, node=self.name, pid=worker.pid, code=-9
         )
         self._link.post(exited, f"exited/{worker.name}/{worker.incarnation}")
         self.clock.after(RESTART, self._start_again, boots)

@@ -41,6 +41,7 @@ class Worker:
         name: its id.
         incarnation: which life.
         address: where its ring listener is.
+        pid: its process's number on its node.
         lives: the process exists.
         worlds: generations that it has heard, in order.
         refused: why it was not let in, empty if it was.
@@ -54,6 +55,7 @@ class Worker:
         self.name = name
         self.incarnation = incarnation
         self.address = address
+        self.pid = 0
         self.lives = True
         self.registered = False
         self.worlds: list[int] = []
@@ -98,7 +100,7 @@ class Worker:
             incarnation=self.incarnation,
             node=self._node.name,
             run=self._node.run,
-            pid=self._node.index + 1000,
+            pid=self.pid,
             address=self.address,
             terms=TERMS,
             has_state_of=held,
