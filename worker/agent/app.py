@@ -14,6 +14,7 @@ from typing import Any
 from reknit.core.address import split
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext, WorkerContext, to_env
+from reknit.core.discovery.names import resolve
 from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse
 from reknit.gossip.gossip import Happening
 from reknit.worker.child import Order
@@ -126,6 +127,8 @@ class Agent:
             self._no_watch(trouble)
         if self._gossip is not None and (trouble := await self._gossip.open(context.host)):
             self._say(trouble)
+        if self._gossip is not None and context.seeds:
+            self._spawn(self._meet_seeds(self._gossip))
         joined = AgentJoined(
             node=context.node,
             run=context.run,
@@ -134,6 +137,7 @@ class Agent:
             nproc=context.nproc,
             client_id=bus.client_id,
             labels=context.labels,
+            gossip=self._gossip.address if self._gossip is not None else "",
         )
         seq = await bus.publish(context.job, joined)
         self._state = replace(self._state, joined=seq)
@@ -141,6 +145,12 @@ class Agent:
         await bus.pulses(self._on_pulse, job=context.job)
         self._feed(Began(time.monotonic()))
         return bus
+
+    async def _meet_seeds(self, gossip: Gossiping) -> None:
+        addresses, troubles = await resolve(self._context.seeds)
+        gossip.meet(addresses)
+        for trouble in troubles:
+            self._say(f"a seed of the gossip is left out: {trouble}")
 
     async def _say_the_rest(self) -> None:
         if self._bus is not None and not await self._bus.flush(_FLUSH_SECONDS):
