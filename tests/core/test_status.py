@@ -9,14 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reknit.core.events import (
+    AgentJoined,
+    AgentLeft,
     Alert,
     AnyEvent,
     CheckpointCommitted,
     CheckpointRestored,
+    HostsListed,
     JobFinished,
     JobScaled,
     JobStopAsked,
     JobSubmitted,
+    ListedHost,
     RingRecovered,
     StepsCommitted,
     Terms,
@@ -30,6 +34,7 @@ from reknit.core.events import (
 from reknit.core.plan import split
 from reknit.core.status import MOST_LOSSES, Status, exit_in_words, last_line, report
 from reknit.core.status_fold import hear, see
+from reknit.core.status_nodes import nodes
 from support.history import member, random_history, registered, world
 
 TERMS = Terms(slots=4, micro_batch=2, samples=80, epochs=3, seed=1)
@@ -284,3 +289,36 @@ def test_in_random_histories_the_status_agrees_with_the_log(seed: int) -> None:
     assert {m.worker for m in status.world.members} == set(history.workers)
     assert {status.workers[w].state for w in history.workers} <= {"active", "spare", "learning"}
     json.dumps(report(status), allow_nan=False)
+
+
+def test_listed_hosts_show_which_nodes_are_on_them() -> None:
+    def joined(node: str, host: str, **labels: str) -> AgentJoined:
+        return AgentJoined(node=node, run="r1", host=host, pid=1, nproc=1, labels=labels)
+
+    listed = HostsListed(
+        run="r1",
+        hosts=(
+            ListedHost(host="h1", slots=4, addresses=("10.0.0.1",)),
+            ListedHost(host="h2.example.org"),
+            ListedHost(host="h3", slots=2),
+        ),
+    )
+    events = (
+        *begun(),
+        joined("a", "10.0.0.1"),
+        joined("b", "10.0.0.2", hostname="h2"),
+        joined("c", "10.0.0.3"),
+        listed,
+    )
+    hosts = report(told(*events))["hosts"]
+    assert hosts == [
+        {"host": "h1", "slots": 4, "nodes": ["a"]},
+        {"host": "h2.example.org", "slots": 0, "nodes": ["b"]},
+        {"host": "h3", "slots": 2, "nodes": []},
+    ]
+    gone = report(told(*events, AgentLeft(node="a")))["hosts"]
+    assert gone[0]["nodes"] == []
+    assert report(told(*events, HostsListed(run="another", hosts=())))["hosts"] == hosts
+    assert report(told(*begun()))["hosts"] == []
+    labels = {n["node"]: n["labels"] for n in nodes(told(*events))}
+    assert labels == {"a": {}, "b": {"hostname": "h2"}, "c": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 import signal
 import time
@@ -15,7 +16,8 @@ from reknit.core.address import split
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext, WorkerContext, to_env
 from reknit.core.discovery.names import resolve
-from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse
+from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse, WorkerRegistered
+from reknit.core.registry_entry import Entry
 from reknit.gossip.gossip import Happening
 from reknit.worker.child import Order
 
@@ -31,9 +33,11 @@ from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Sign
 from .lifeline import Lifeline
 from .output import Log, Output
 from .remains import Remains
+from .roster import entries
 from .state import fresh
 from .telling import Telling
 
+_VERSION = importlib.metadata.version("reknit")
 _TICK = 0.25
 _OBSERVE_EVERY = 4
 """Ticks between two looks at the whole process table."""
@@ -71,6 +75,9 @@ class Agent:
         self._watching = True
         self._telling = Telling()
         self._letters: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        """Worker -> address of its newest registration."""
+        self._since = time.time()
         self._gossip = Gossiping.of(context, time.time_ns() // 1_000_000, self._on_gossip)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking = asyncio.Lock()
@@ -143,8 +150,19 @@ class Agent:
         self._state = replace(self._state, joined=seq)
         await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
         await bus.pulses(self._on_pulse, job=context.job)
+        bus.registry.register(f"agent.{context.job}.{context.node}", self._entries)
         self._feed(Began(time.monotonic()))
         return bus
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return entries(
+            self._state,
+            self._letters,
+            self._addresses,
+            address=self._context.host,
+            version=_VERSION,
+            since=self._since,
+        )
 
     async def _meet_seeds(self, gossip: Gossiping) -> None:
         addresses, troubles = await resolve(self._context.seeds)
@@ -166,6 +184,8 @@ class Agent:
 
     def _on_event(self, received: Received) -> None:
         event = received.event
+        if isinstance(event, WorkerRegistered) and event.node == self._context.node:
+            self._addresses[event.worker] = event.address
         if (
             self._gossip is not None
             and isinstance(event, AgentJoined)

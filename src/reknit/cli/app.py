@@ -26,6 +26,7 @@ _VERBS = (
     "status",
     "world",
     "nodes",
+    "registry",
     "events",
     "alerts",
     "scale",

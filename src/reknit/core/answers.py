@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,23 +20,56 @@ _AGAIN = 0.05  # seconds between two questions to a service that is not there ye
 _log = log.get("bus")
 
 
+@dataclasses.dataclass(slots=True)
+class Served:
+    """How often a kind of question was answered.
+
+    Attributes:
+        subject: it is asked on.
+        questions: answered, the failed ones included.
+        failures: of them.
+        last_failure: in words.
+        seconds: that all answers took.
+    """
+
+    service: str
+    verb: str
+    subject: str
+    questions: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    seconds: float = 0.0
+
+
 class Answers:
-    """Serves questions, each in a task of its own."""
+    """Serves questions, each in a task of its own.
+
+    Attributes:
+        served: what is answered here.
+    """
 
     def __init__(self, connection: Connection) -> None:
+        self.served: list[Served] = []
         self._connection = connection
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, service: str, verb: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Answer questions to a service; see `Bus.serve`."""
+        served = Served(service, verb, service_subject(service, verb))
+        self.served.append(served)
 
         async def reply_to(message: Msg) -> None:
             headers = None
+            began = time.monotonic()
+            served.questions += 1
             try:
                 data = await answer(message.data)
             except Exception as error:  # noqa: BLE001 - told to the asker
                 _log.error("question not answered", service=service, verb=verb, exc_info=error)
-                data, headers = b"", {_FAILED: f"{type(error).__name__}: {error}"[:500]}
+                served.failures += 1
+                served.last_failure = f"{type(error).__name__}: {error}"[:500]
+                data, headers = b"", {_FAILED: served.last_failure}
+            served.seconds += time.monotonic() - began
             try:
                 await self._connection.send(message.reply, data, headers=headers)
             except ReknitError as error:

@@ -29,7 +29,9 @@ from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld,
 from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged, kind_of
 from reknit.core.follow import Follow, subjects
 from reknit.core.journal import MSG_ID, Journal, State, Stored
+from reknit.core.micro import Micro
 from reknit.core.outbox import Letter, Outbox
+from reknit.core.registry import Registry
 from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, subject_of, valid_name
 
 _SYSTEM = "$SYS.ACCOUNT.REKNIT.DISCONNECT"
@@ -67,6 +69,8 @@ class Bus:
     Attributes:
         source: who we are, in every event of ours.
         unreadable: messages that did not decode, by subject; each is skipped.
+        registry: who is there and how well.
+        micro: answers to `$SRV.PING` and the like.
     """
 
     def __init__(self, connection: Connection, endpoint: Endpoint, source: str) -> None:
@@ -79,6 +83,8 @@ class Bus:
         self._follows: set[Follow] = set()
         self._system: Connection | None = None
         self._answers = Answers(connection)
+        self.registry = Registry(connection)
+        self.micro = Micro(connection, self._answers)
         self._checking: asyncio.Task[None] | None = None
         self._state: State | None = None
         connection.on_back.append(self._came_back)
@@ -143,6 +149,8 @@ class Bus:
             await follow.stop()
         self._follows.clear()
         await self._outbox.stop()
+        await self.registry.stop()
+        await self.micro.stop()
         await self._answers.stop()
         if self._checking is not None:
             self._checking.cancel()

@@ -84,8 +84,18 @@ class _Refused(ReknitError):
 class Journal:
     """The stream, through one connection."""
 
-    def __init__(self, connection: Connection, *, duplicate_window: float = DUPLICATE_WINDOW) -> None:
+    def __init__(
+        self, connection: Connection, *, stream: str = STREAM, duplicate_window: float = DUPLICATE_WINDOW
+    ) -> None:
+        """Prepare.
+
+        Args:
+            connection: to the broker.
+            stream: of another name than that of events it can only be read: `read`, `replay`, `last`, `next`.
+            duplicate_window: seconds for which the broker recognises a message id.
+        """
         self._connection = connection
+        self._stream = stream
         self._window = duplicate_window
         self._newest = 0  # highest sequence known to exist: what is stored from now on is above it
 
@@ -269,7 +279,7 @@ class Journal:
 
     async def _get(self, query: dict[str, Any]) -> Stored | None:
         try:
-            found = (await self._call(f"STREAM.MSG.GET.{STREAM}", query))["message"]
+            found = (await self._call(f"STREAM.MSG.GET.{self._stream}", query))["message"]
         except _Refused as refused:
             if refused.code in _NOT_FOUND:
                 return None
@@ -294,9 +304,9 @@ class Journal:
         """
         name = secrets.token_hex(11)
         made = await self._call(
-            f"CONSUMER.CREATE.{STREAM}.{name}",
+            f"CONSUMER.CREATE.{self._stream}.{name}",
             {
-                "stream_name": STREAM,
+                "stream_name": self._stream,
                 "action": "create",
                 "config": {
                     "name": name,
@@ -314,7 +324,7 @@ class Journal:
         if int(made["num_pending"]):
             await self._pull(name, int(made["num_pending"]), sink)
         # Not awaited on purpose: the broker forgets it by itself if this is lost.
-        await self._connection.send(f"{_API}.CONSUMER.DELETE.{STREAM}.{name}", reply=new_inbox())
+        await self._connection.send(f"{_API}.CONSUMER.DELETE.{self._stream}.{name}", reply=new_inbox())
 
     async def _pull(self, consumer: str, count: int, sink: Callable[[Stored], None]) -> None:
         inbox = new_inbox()
@@ -348,7 +358,7 @@ class Journal:
                 got, status, number = 0, "", number + 1
                 batch = min(_BATCH, count)
                 pull = json.dumps({"batch": batch, "max_bytes": _BATCH_BYTES, "no_wait": True}).encode()
-                next_ = f"{_API}.CONSUMER.MSG.NEXT.{STREAM}.{consumer}"
+                next_ = f"{_API}.CONSUMER.MSG.NEXT.{self._stream}.{consumer}"
                 await self._connection.send(next_, pull, reply=f"{inbox}.{number}")
                 while got < batch and not status:
                     woken.clear()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ from reknit.core.context import ENDPOINT, Endpoint, from_env
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
 from reknit.core.events import AnyPulse, JobFinished, JobSubmitted, kind_of
+from reknit.core.presence import announce
+from reknit.core.registry_entry import Health
 
 __all__ = ["PING", "Decision", "Disconnected", "Out", "Runner", "Tick", "Told", "run_process", "run_service"]
 
@@ -41,6 +44,8 @@ _PUBLISH_DEADLINE = 5.0
 _LAST_WORDS = 2.0  # seconds for what is under way when the service is told to end
 _MEASURE_EVERY = 30.0  # seconds between two looks at the broker's clock
 _TICKS_AFTER_END = 30.0  # seconds that a finished job still gets ticks
+_FAILING = 60.0  # seconds that a failed input is shown in the registry
+_REASON = 200  # characters of it
 
 S = TypeVar("S")
 
@@ -99,6 +104,7 @@ async def run_service(
     endpoint = from_env(ENDPOINT, Endpoint)
     bus = await Bus.connect(endpoint, source=name, timeout=_CONNECT_TIMEOUT)
     runner = Runner(name, bus, initial=initial, decide=decide, act=act, span=span)
+    announce(bus, name, lambda: runner.health, runner.about)
     try:
         async with beside(bus, runner) if beside is not None else contextlib.nullcontext():
             await runner.run(ended, tick=tick, pulses=pulses, disconnects=disconnects)
@@ -145,6 +151,8 @@ class Runner(Generic[S]):
         self._seq = 0
         self.about: dict[str, Any] = {}
         self._errors: Counter[str] = Counter()
+        self._failed_at = -math.inf
+        self._failure = ""
         self._outbox: asyncio.Queue[tuple[str, Out, str, str]] = asyncio.Queue()
         self._under_way: set[tuple[str, str, str]] = set()
 
@@ -157,6 +165,16 @@ class Runner(Generic[S]):
     def states(self) -> dict[str, S]:
         """The present state of each job."""
         return {name: job.state for name, job in self._jobs.items()}
+
+    @property
+    def health(self) -> tuple[Health, str]:
+        """How well it is, and why in words."""
+        if not self._live:
+            return "warning", "the log is being read"
+        if time.monotonic() - self._failed_at < _FAILING:
+            return "warning", f"an input failed, the state stays as it was: {self._failure}"[:_REASON]
+        jobs = sum(not job.ended for job in self._jobs.values())
+        return "passing", f"{jobs} job{'' if jobs == 1 else 's'} at work"
 
     async def run(
         self, ended: asyncio.Event, *, tick: float = 0.1, pulses: bool = False, disconnects: bool = False
@@ -281,6 +299,7 @@ class Runner(Generic[S]):
 
     def _count_error(self, told: Told, error: Exception) -> None:
         what = f"{told.job}: {type(error).__name__}: {error}"
+        self._failed_at, self._failure = time.monotonic(), what
         self._errors[what] += 1
         count = self._errors[what]
         if count == 1 or count % 1000 == 0:
