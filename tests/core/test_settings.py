@@ -73,7 +73,7 @@ def test_overlap_is_on_off_or_auto(tmp_path: Path, text: str, value: str) -> Non
 
 
 def test_overlap_is_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be auto, true or false, not 'sometimes'"):
+    with pytest.raises(UsageError, match="must be auto, 1 or 0, not 'sometimes'"):
         resolve({}, {"REKNIT_OVERLAP": "sometimes"}, tmp_path)
     assert resolve({}, {}, tmp_path).node.overlap == "auto"
 

@@ -170,7 +170,10 @@ class Reduction:
         """Fold what is there, hear what comes, until all is done; `first`: the first piece that goes round."""
         end = len(self.cut)
         self._folded = first
-        self._heard = {Kind.REDUCE: end + 1 if self.where.place == 0 else first, Kind.FINAL: first}
+        # the first active begins the sums and the last one ends them: what they never hear is not in here, and refused
+        self._heard = {Kind.REDUCE: first} if self.where.place > 0 else {}
+        if self.where.place != self.where.last:
+            self._heard[Kind.FINAL] = first
         while not self._done(end):
             own = self._next_own(end)
             if own is None:
@@ -189,11 +192,12 @@ class Reduction:
     def _next_own(self, end: int) -> Sequence[Buffer] | None:
         """Own slots for the piece that is folded next; None if it is time to hear something first."""
         where, heard = self.where, self._heard
-        while self._folded < heard[Kind.REDUCE]:
+        summed = heard.get(Kind.REDUCE, end + 1)
+        while self._folded < summed:
             results = where.place != where.last and heard[Kind.FINAL] < self._folded
             if results and where.place == 0 and self._crowded():
                 return None
-            own = self._own(self._folded, blocking=not results and heard[Kind.REDUCE] > end)
+            own = self._own(self._folded, blocking=not results and summed > end)
             if own is not None or self._link_speaks():
                 return own
         return None

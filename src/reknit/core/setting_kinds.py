@@ -96,7 +96,7 @@ def when(value: Any) -> str:
     try:
         return "on" if yes_or_no(value) else "off"
     except Unfit:
-        raise Unfit("must be auto, true or false") from None
+        raise Unfit("must be auto, 1 or 0") from None
 
 
 def one_of(*words: str) -> Parse:
