@@ -26,7 +26,7 @@ from reknit.core.events import (
 )
 
 from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, kept_out, outside
-from .cut import CHECK_WAIT, relink_wait, removable
+from .cut import CHECK_WAIT, SETTLE, UNSTABLE_WAIT, relink_wait, removable
 from .damping import Kept
 from .formation import enough
 from .hearing import disconnected, hear, is_silent, node_is_gone, notice, told_of
@@ -43,6 +43,8 @@ ASK_AGAIN = 2.0
 """Seconds after which a publication that did not come back from the log is asked for again."""
 RING_DIAL = 0.005
 """Seconds from a report of a broken link until its peer is dialled, if nothing has explained it by then."""
+NEARLY = 0.02
+"""Seconds until the next look at one who is about to be found dead."""
 LOST_AFTER = 60.0
 """Seconds of an agent's silence after which its node, if none of its processes lives, is said to have left."""
 DIAL_AGAIN = 1.0
@@ -255,6 +257,9 @@ def _alarm(record: Record, sight: Sight, verdict: Verdict, now: float) -> float 
     due = []
     if verdict.gone:
         due += [check.at + CHECK_WAIT for check in sight.checks.values() if check.urgent]
+        due += [sight.gone_changed + SETTLE, sight.gone_since + UNSTABLE_WAIT]
+    if verdict.nearly:
+        due.append(now + NEARLY)
     if sight.breaks_since is not None and not verdict.dead:
         due += [sight.breaks_since + RING_DIAL, sight.breaks_since + relink_wait(record)]
     if sight.joins_since is not None:

@@ -25,7 +25,8 @@ def reach(record: Record, sight: Sight, now: float) -> Count:
         return NOBODY
     names = tuple(sorted(name for name, node in record.nodes.items() if node.gossip and not node.left))
     preset = PRESETS.get(record.spec.gossip, TRAIN)
-    return count({node: silent for node, silent in reports.items() if node in names}, _watched(names, preset), preset)
+    watched = _watched(names, preset)
+    return count({node: silent for node, silent in reports.items() if node in watched}, watched, preset)
 
 
 @functools.lru_cache(maxsize=16)

@@ -34,6 +34,7 @@ class Verdict:
         suspect: worker -> evidence, not enough.
         slow: members whose heartbeats are late.
         between: members that are missed, on nodes that some, not enough, of their neighbours get no answer from.
+        nearly: members on nodes that their neighbours get no answer from, who begin to be late here too.
     """
 
     dead: Mapping[str, tuple[Evidence, ...]]
@@ -41,6 +42,7 @@ class Verdict:
     suspect: Mapping[str, tuple[Evidence, ...]]
     slow: frozenset[str]
     between: frozenset[str] = frozenset()
+    nearly: frozenset[str] = frozenset()
 
     @property
     def gone(self) -> frozenset[str]:
@@ -78,6 +80,7 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
     done: set[str] = set()
     slow: set[str] = set()
     between: set[str] = set()
+    nearly: set[str] = set()
     queue, reached = _queue(record, sight, now), reach(record, sight, now)
     for member in record.members:
         ending = record.ending(member)
@@ -97,7 +100,9 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
             slow.add(member.worker)
         if missed and member.node in reached.unstable:
             between.add(member.worker)
-    return Verdict(dead, frozenset(done), suspect, frozenset(slow), frozenset(between))
+        if not missed and member.node in reached.out and phi_of(sight, member.worker, now) > 0.0:
+            nearly.add(member.worker)
+    return Verdict(dead, frozenset(done), suspect, frozenset(slow), frozenset(between), frozenset(nearly))
 
 
 def _is_missed(sight: Sight, member: Member, now: float) -> bool:

@@ -149,3 +149,15 @@ def test_a_service_that_starts_anew_finds_the_same() -> None:
     town.houses[0].view = town.replay()
     town.until(lambda: "c-0" not in town.members, 10.0)
     assert len(town.worlds) == 2
+
+
+@pytest.mark.parametrize("later", [0.0, 0.03, 0.06, 0.09])
+def test_the_cut_falls_when_it_is_due_not_at_the_next_tick(later: float) -> None:
+    """Heartbeats are late enough 0.85 s after the last one; what has not changed for 0.1 s is acted on then."""
+    town = ring()
+    town.run(later)
+    mute(town, "c")
+    miss(town, "c")
+    last = town.houses[0].view.sight.streams["c-0"].last
+    town.until(lambda: "c-0" not in town.members, 5.0)
+    assert 0.8 < town.now - last < 0.98
