@@ -27,6 +27,7 @@ class Training:
         world: the newest, None before the first.
         holders: lives that have the state.
         halted: since when no step ends, None while they do.
+        heard: generation -> when the last worker heard of that world.
     """
 
     def __init__(self, clock: Clock, takes_part: Callable[[Life], bool]) -> None:
@@ -35,6 +36,7 @@ class Training:
         self.world: WorldChanged | None = None
         self.holders: set[Life] = set()
         self.halted: float | None = 0.0
+        self.heard: dict[int, float] = {}
         self._members: frozenset[Life] = frozenset()
         self._stepped = 0.0  # seconds of steps before the present stretch
         self._since = 0.0

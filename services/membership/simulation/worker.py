@@ -115,6 +115,7 @@ class Worker:
         event = entry.event
         if isinstance(event, WorldChanged):
             self.worlds.append(event.generation)
+            self._training.heard[event.generation] = self._clock.now
             self._world = event
             inside = any(m.worker == self.name and m.incarnation == self.incarnation for m in event.members)
             left_out = (self._inside and not inside) or (not inside and self.name in event.removed)
