@@ -43,6 +43,7 @@ _OBSERVE_EVERY = 4
 """Ticks between two looks at the whole process table."""
 _FLUSH_SECONDS = 5.0
 _SLOW_LOADING = 30.0
+_IN_WORDS = {"gone": "is gone", "joined": "is there", "refuted": "lives after all"}
 
 
 @dataclass(slots=True)
@@ -230,8 +231,16 @@ class Agent:
         await bus.beat(self._context.job, pulse)
 
     def _on_gossip(self, happening: Happening) -> None:
-        if happening.what == "report" and self._bus is not None:
+        if self._bus is None:
+            return
+        if happening.what == "report":
             self._spawn(self._beat(self._bus))  # out of turn: every heartbeat's delay would be added to the silence
+        elif happening.what == "superseded":
+            self._say(f"a later agent at {happening.detail} has the name {happening.name}")
+        elif not self._bus.connected and (said := _IN_WORDS.get(happening.what)):
+            # what is known while nobody can decide anything: the log tells it at other times
+            told = f" ({happening.detail})" if happening.detail else ""
+            self._say(f"the broker is away; the neighbours say: {happening.name} {said}{told}")
 
     def _on_exit(self, worker: str, running: Running) -> None:
         code = self._forkserver.exit_code(running.hand)
