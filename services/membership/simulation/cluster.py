@@ -106,7 +106,7 @@ class Cluster:
             min_nodes=self._min_nodes,
             max_nodes=len(self.nodes),
             max_restarts=1 << 30,
-            gossip=self.preset.name,
+            gossip="fast" if self.preset.name == "fast" else "train",
         )
         self.broker.append(spec, self.run_id, None)
         if storm:

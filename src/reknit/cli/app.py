@@ -38,6 +38,7 @@ _VERBS = (
     "doctor",
     "config",
     "chaos",
+    "sim",
 )
 """One file a verb (or a group of verbs), in the order of the help."""
 
