@@ -153,6 +153,21 @@ def test_who_is_replaced_by_a_later_process_of_its_name_is_told() -> None:
     assert ("n2", "n2") in net.said("superseded")
 
 
+@pytest.mark.parametrize("down", [0.2, 3.0, 20.0])
+def test_a_restart_after_the_clock_was_set_back_is_no_predecessor_of_itself(down: float) -> None:
+    """Its epoch is less than that of the process before; it learns of that from the others and takes a greater one."""
+    net = Net()
+    names = net.crowd(8)
+    net.run(3.0)
+    net.crash("n2")
+    net.run(down)
+    net.add("n2", epoch=-3_600_000, seeds=["n0"])
+    net.until(net.agree, 15.0)
+    assert all((held := g.state("n2")) is not None and held.epoch == 2 for g in net.nodes.values())
+    assert net.said("superseded") == []
+    assert set(names) == set(net.nodes)
+
+
 def test_an_old_leave_does_not_beat_a_new_join() -> None:
     net = Net()
     net.crowd(4)

@@ -406,7 +406,13 @@ class Gossip:
 
     def _about_me(self, rumour: Rumour, now: float) -> None:
         mine = self._mine
-        if rumour.epoch > mine.epoch:
+        if rumour.epoch > mine.epoch and rumour.address == mine.address:
+            # Nobody else can listen at our address, so that process is our predecessor: the clock was set back.
+            self.me = dataclasses.replace(self.me, epoch=rumour.epoch + 1)
+            self._mine = msgspec.structs.replace(mine, epoch=self.me.epoch, incarnation=0)
+            self._view.put(self._mine, now)
+            self._tell(self._mine, now)
+        elif rumour.epoch > mine.epoch:
             self._happened.append(Happening("superseded", rumour.name, f"{rumour.host}:{rumour.port}"))
         elif rumour.epoch < mine.epoch:
             self._tell(mine, now)
