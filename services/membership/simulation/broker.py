@@ -153,8 +153,7 @@ class Broker:
         """An append arrives."""
         if not self.up or session != link.session:
             return
-        answer = self.append(post.event, post.id, post.expect_last)
-        self.clock.after(STORED + self.network.segment(HOST, link.host), link.answered, session, post, answer)
+        link.answer(session, post, self.append(post.event, post.id, post.expect_last), STORED)
 
     def relay(self, pulse: WorkerPulse | NodePulse, when: float) -> None:
         """A heartbeat that arrives at `when` goes on to the services."""

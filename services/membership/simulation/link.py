@@ -188,8 +188,12 @@ class Link:
         self._out_at = max(self._out_at, self._clock.now + self._network.segment(self.host, _HOST))
         self._clock.at(self._out_at, self._broker.receive, self, self.session, post)
 
-    def answered(self, session: int, post: Post, answer: Answer) -> None:
-        """The acknowledgement of an append arrives."""
+    def answer(self, session: int, post: Post, answer: Answer, stored: float) -> None:
+        """The broker acknowledges an append, once it is on disk `stored` seconds from now."""
+        self._in_at = max(self._in_at, self._clock.now + stored + self._network.segment(_HOST, self.host))
+        self._clock.at(self._in_at, self._answered, session, post, answer)
+
+    def _answered(self, session: int, post: Post, answer: Answer) -> None:
         if session == self.session and post in self._outbox:
             self._outbox.remove(post)
             if post.done is not None:
