@@ -342,8 +342,15 @@ class Bus:
         stored = await self._journal.last(subject, time.monotonic() + deadline)
         return self._decoded(stored) if stored is not None else None
 
-    async def pulses(self, callback: Callable[[str, AnyPulse], None], *, job: str = "*") -> None:
+    async def pulses(self, callback: Callable[[str, AnyPulse], None], *, job: str = "*", member: str = "*") -> None:
         """Hear heartbeats: the callback gets the job and the pulse.
+
+        Whoever runs on each node must not hear everybody's: the number of messages would grow with the square of it.
+
+        Args:
+            callback: called with each.
+            job: one job, or `*` for all.
+            member: one worker or node, or `*` for all.
 
         Raises:
             Unauthorized: the broker forbids it.
@@ -358,7 +365,7 @@ class Bus:
                 return
             callback(of_job, pulse)
 
-        await self._connection.listen(heartbeat_subject(_job(job), "*"), on_message)
+        await self._connection.listen(heartbeat_subject(_job(job), member), on_message)
 
     async def disconnects(self, callback: Callable[[int, str], None]) -> bool:
         """Hear when a connection to the broker ends: the callback gets its client id and its name.
