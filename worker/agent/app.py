@@ -39,6 +39,7 @@ from .telling import Telling
 
 _VERSION = importlib.metadata.version("reknit")
 _TICK = 0.25
+_SEEDS_EVERY = 30.0
 _OBSERVE_EVERY = 4
 """Ticks between two looks at the whole process table."""
 _FLUSH_SECONDS = 5.0
@@ -72,6 +73,7 @@ class Agent:
         self._threads = threads
         self._bus: Bus | None = None
         self._running: dict[str, Running] = {}
+        self._felt: set[str] = set()
         self._remains = Remains()
         self._watching = True
         self._telling = Telling()
@@ -133,7 +135,7 @@ class Agent:
         self._bus = bus
         if trouble := lifeline.why_not():
             self._no_watch(trouble)
-        if self._gossip is not None and (trouble := await self._gossip.open(context.host)):
+        if self._gossip is not None and (trouble := await self._gossip.open(context.host, context.gossip_port)):
             self._say(trouble)
         if self._gossip is not None and context.seeds:
             self._spawn(self._meet_seeds(self._gossip))
@@ -150,7 +152,6 @@ class Agent:
         seq = await bus.publish(context.job, joined)
         self._state = replace(self._state, joined=seq)
         await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
-        await bus.pulses(self._on_pulse, job=context.job)
         bus.registry.register(f"agent.{context.job}.{context.node}", self._entries)
         self._feed(Began(time.monotonic()))
         return bus
@@ -166,10 +167,16 @@ class Agent:
         )
 
     async def _meet_seeds(self, gossip: Gossiping) -> None:
-        addresses, troubles = await resolve(self._context.seeds)
-        gossip.meet(addresses)
-        for trouble in troubles:
-            self._say(f"a seed of the gossip is left out: {trouble}")
+        """Look seeds up again and again: a name gets more addresses as more nodes come up."""
+        said: tuple[str, ...] = ()
+        while True:
+            addresses, troubles = await resolve(self._context.seeds)
+            gossip.meet(addresses)
+            for trouble in troubles:
+                if trouble not in said:
+                    self._say(f"a seed of the gossip is left out: {trouble}")
+            said = troubles
+            await asyncio.sleep(_SEEDS_EVERY)
 
     async def _say_the_rest(self) -> None:
         if self._bus is not None and not await self._bus.flush(_FLUSH_SECONDS):
@@ -195,6 +202,12 @@ class Agent:
         ):
             self._gossip.meet([split(event.gossip)])
         self._feed(Heard(received.event, received.seq, time.monotonic()))
+
+    async def _feel(self, worker: str) -> None:
+        """Hear a worker's heartbeats, and nobody else's: else each node would hear all of a job's."""
+        if worker not in self._felt and self._bus is not None:
+            self._felt.add(worker)
+            await self._bus.pulses(self._on_pulse, job=self._context.job, member=worker)
 
     def _on_pulse(self, _job: str, pulse: AnyPulse) -> None:
         if isinstance(pulse, WorkerPulse) and (running := self._running.get(pulse.worker)) is not None:
@@ -368,6 +381,7 @@ class Agent:
             watch=watch,
         )
         self._running[worker] = running
+        self._spawn(self._feel(worker))
         loop = asyncio.get_running_loop()
         for stream in (running.out, running.err):
             loop.add_reader(stream.fd, self._on_output, stream, file)

@@ -93,13 +93,22 @@ class Gossiping(asyncio.DatagramProtocol):
         rtt = {name: round(1e3 * took, 3) for name in core.subjects if (took := core.rtt(name)) is not None}
         return {"silent": tuple(sorted(core.silent)), "sick": core.sick, "view": core.digest, "rtt": rtt}
 
-    async def open(self, host: str) -> str:
-        """Listen on a free port of this host and begin; return what went wrong, empty if nothing did."""
+    async def open(self, host: str, port: int = 0) -> str:
+        """Listen and begin; return what went wrong in words, empty if nothing did.
+
+        Args:
+            host: an address of this machine.
+            port: 0: a free one; one that is taken is replaced by a free one, and said.
+        """
         loop = asyncio.get_running_loop()
         try:
-            transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, 0))
+            transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         except OSError as error:
-            return f"no gossip: UDP on {host}: {error.strerror or error}"
+            if not port:
+                return f"no gossip: UDP on {host}: {error.strerror or error}"
+            if said := await self.open(host):
+                return said
+            return f"gossip on {self.address}, not on port {port} as asked: {error.strerror or error}"
         self._transport = transport
         bound: socket.socket = transport.get_extra_info("socket")
         with suppress(OSError):

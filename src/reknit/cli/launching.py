@@ -202,6 +202,7 @@ class Launch:
             verify_weights=self._spec.verify_weights,
             chaos=self._spec.chaos,
             gossip=self._spec.gossip,
+            gossip_port=order.gossip_port,
             gossip_keys=order.gossip_keys,
         )
         env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}

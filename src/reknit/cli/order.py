@@ -36,6 +36,7 @@ class Order:
         seeds: `HOST:PORT` of agents to gossip with first.
         hosts: where the list of hosts that take part is read, None: nobody lists them.
         hosts_every: seconds between two readings of it.
+        gossip_port: UDP port to gossip on, 0: a free one.
         gossip_keys: file of the keys that gossip is sealed with, empty: the secret makes one.
         target: script path or module name for this node's workers.
     """
@@ -50,6 +51,7 @@ class Order:
     seeds: tuple[str, ...]
     hosts: Source | None
     hosts_every: float
+    gossip_port: int
     gossip_keys: str
     secret: str
     target: str
@@ -142,6 +144,7 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         seeds=(*(s for s in node.seeds.split(",") if s), *gossips),
         hosts=hosts,
         hosts_every=node.discover_every,
+        gossip_port=node.gossip_port,
         gossip_keys=str(Path(node.gossip_keys).expanduser().absolute()) if node.gossip_keys else "",
         secret=secret,
         target=script.target,

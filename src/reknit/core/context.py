@@ -71,6 +71,8 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     """`HOST:PORT` of other agents to begin to gossip with; a host may be a name with many addresses."""
     gossip: str = "off"
     """Figures of the gossip between agents: train, fast, or off."""
+    gossip_port: int = 0
+    """UDP port to gossip on; 0: a free one."""
     gossip_keys: str = ""
     """File of the keys that gossip is sealed with; empty: a key made of the job's secret."""
 

@@ -113,6 +113,9 @@ class NodeSettings:
         "Agents to gossip with first, HOST:PORT; by default those that the broker tells of.",
         flag="--seed",
     )
+    gossip_port: int = _setting(
+        0, kinds.port, "UDP port that this node gossips on, for others to name it with --seed; 0: a free one."
+    )
     gossip_keys: str = _setting(
         "",
         kinds.text,
