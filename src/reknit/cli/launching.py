@@ -49,6 +49,8 @@ _LINGER = 10.0
 """Seconds that the launcher that keeps the broker waits for other nodes to end after the job is over."""
 _MARGIN = 10.0
 """Seconds beyond its own grace that an agent may take to end."""
+_HEARS_ALL = 64
+"""Workers of a job at most, up to which each launcher hears all of them."""
 
 
 class Launch:
@@ -69,6 +71,7 @@ class Launch:
         self._bus: Bus | None = None
         self._status = Status(order.job)
         self._failures = Failures()
+        self._heartbeats_of: set[str] = set()
         self._farewell: AgentLeft | None = None
         self._live = False
         self._has_joined = False
@@ -128,7 +131,7 @@ class Launch:
         await bus.serve(run_service(self._order.job), self._node, self._answer)
         await bus.follow(self._heard, job=self._order.job)
         self._live = True
-        await bus.pulses(self._felt, job=self._order.job)
+        await self._feel(bus)
         await self._plane.serve(bus)
         self._beside.append(asyncio.create_task(self._plane.watch(bus, self._note)))
         if self._hosts is not None:
@@ -227,6 +230,7 @@ class Launch:
         while not end.done():
             await asyncio.wait({end}, timeout=_LOOK)
             self._show()
+            await self._feel(bus)
             if self._signals and not asked_at:
                 asked_at = time.monotonic()
                 await self._ask_to_stop(bus)
@@ -398,6 +402,14 @@ class Launch:
         line = line_of(event)
         if line is not None:
             self._screen.note(*line)
+
+    async def _feel(self, bus: Bus) -> None:
+        """Hear heartbeats: in a small job all, in a large one this node's, lest each node hear thousands a second."""
+        small = self._spec.max_nodes * self._spec.nproc_per_node <= _HEARS_ALL
+        own = {worker.worker for worker in self._status.workers.values() if worker.node == self._node}
+        for member in ({"*"} if small else own) - self._heartbeats_of:
+            self._heartbeats_of.add(member)
+            await bus.pulses(self._felt, job=self._order.job, member=member)
 
     def _felt(self, _job: str, pulse: AnyPulse) -> None:
         self._status = hear(self._status, pulse, time.monotonic())
