@@ -72,8 +72,8 @@ def hear(record: Record, sight: Sight, pulse: WorkerPulse | NodePulse, now: floa
         key = node_key(pulse.node)
         if pulse.rtt:
             rtt = layered(rtt).put(pulse.node, pulse.rtt)
-        if pulse.silent and not pulse.sick:
-            reports = layered(reports).put(pulse.node, (now, pulse.silent))
+        if pulse.silent or pulse.sick:
+            reports = layered(reports).put(pulse.node, (now, None if pulse.sick else pulse.silent))
         elif pulse.node in reports:
             reports = layered(reports).without(pulse.node)
     elif (known := record.workers.get(pulse.worker)) is not None and known.incarnation == pulse.incarnation:
@@ -216,8 +216,8 @@ def is_slow(sight: Sight, key: str, now: float) -> bool:
     return phi_of(sight, key, now) >= SLOW
 
 
-def told_of(sight: Sight, node: str) -> tuple[str, ...]:
-    """Whom a node gets no answer from, as it said last."""
+def told_of(sight: Sight, node: str) -> tuple[str, ...] | None:
+    """Whom a node gets no answer from, as it said last; None: it is sick, and cannot tell."""
     report = sight.reports.get(node)
     return report[1] if report is not None else ()
 

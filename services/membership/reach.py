@@ -20,13 +20,15 @@ NOBODY = Count({}, frozenset())
 
 def reach(record: Record, sight: Sight, now: float) -> Count:
     """Count what agents report at this moment."""
-    reports = {node: silent for node, (at, silent) in sight.reports.items() if now - at < REPORT_FOR}
+    told = {node: silent for node, (at, silent) in sight.reports.items() if now - at < REPORT_FOR}
+    reports = {node: silent for node, silent in told.items() if silent is not None}
     if not reports or record.spec is None:
         return NOBODY
     names = tuple(sorted(name for name, node in record.nodes.items() if node.gossip and not node.left))
     preset = PRESETS.get(record.spec.gossip, TRAIN)
     watched = _watched(names, preset)
-    return count({node: silent for node, silent in reports.items() if node in watched}, watched, preset)
+    sick = frozenset(node for node, silent in told.items() if silent is None)
+    return count({node: silent for node, silent in reports.items() if node in watched}, watched, preset, sick)
 
 
 @functools.lru_cache(maxsize=16)

@@ -283,8 +283,8 @@ class Sight:
     """Id of a publication asked for and not heard yet -> when."""
     rtt: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     """Node -> node -> round trip in milliseconds, from the first one's newest heartbeat that told any."""
-    reports: Mapping[str, tuple[float, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
-    """Node -> when it said last whom it gets no answer from, and whom; only of nodes that miss somebody."""
+    reports: Mapping[str, tuple[float, tuple[str, ...] | None]] = dataclasses.field(default_factory=dict)
+    """Node -> when it said last whom it gets no answer from, and whom, None: it is sick; only of who misses some."""
     heard: float = 0.0
     """Last heartbeat of anybody."""
     world_at: float = -1e9

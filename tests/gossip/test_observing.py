@@ -101,6 +101,15 @@ def test_an_observer_that_is_out_of_reach_itself_counts_as_one_that_agrees() -> 
     assert set(count(said, WATCHED, TRAIN).out) == {subject, *dead}
 
 
+def test_sick_observers_abstain_and_the_thresholds_shrink_with_the_others() -> None:
+    subject = next(name for name, who in WATCHED.items() if len(who) == 5)
+    who = WATCHED[subject]
+    for sick, needed in ((0, 4), (1, 4), (2, 3), (3, 2), (4, 1)):
+        said = {number: count(reports(subject, number), WATCHED, TRAIN, who[5 - sick :]) for number in range(6 - sick)}
+        assert [number for number, found in said.items() if subject in found.out] == list(range(needed, 6 - sick))
+    assert not count({}, WATCHED, TRAIN, who).out
+
+
 def test_strangers_and_oneself_do_not_count() -> None:
     assert count({"n1": ["n1", "x"]}, WATCHED, TRAIN) == Count({}, frozenset())
 

@@ -89,6 +89,20 @@ def test_too_few_neighbours_say_nothing_and_so_do_sick_ones() -> None:
         assert len(town.worlds) == 1
 
 
+def test_sick_neighbours_abstain_and_the_others_are_enough() -> None:
+    """When many vanish at once some that live miss most of those that they watch, and can tell nothing of them."""
+    town = ring()
+    mute(town, "c")
+    miss(town, "c", observers_of=3)
+    town.sick = set(WATCHED["c"][3:])
+    assert town.until(lambda: "c-0" not in town.members, 10.0) < 1.2
+    heard = ring()
+    miss(heard, "c", observers_of=3)
+    heard.sick = set(WATCHED["c"][3:])
+    heard.run(10.0)
+    assert len(heard.worlds) == 1
+
+
 def test_reports_that_nobody_renews_are_void() -> None:
     town = ring()
     miss(town, "c")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .preset import Preset
 from .roster import shared
@@ -42,15 +42,24 @@ def observers(names: Iterable[str], preset: Preset) -> dict[str, tuple[str, ...]
     return {name: view.predecessors(name, preset.rings) for name in entries}
 
 
-def count(reports: Mapping[str, Iterable[str]], watched_by: Mapping[str, tuple[str, ...]], preset: Preset) -> Count:
+def count(
+    reports: Mapping[str, Iterable[str]],
+    watched_by: Mapping[str, tuple[str, ...]],
+    preset: Preset,
+    sick: Collection[str] = (),
+) -> Count:
     """Count the reports.
 
     Args:
         reports: observer -> subjects that it finds silent, of those whose word counts.
         watched_by: node -> its observers.
         preset: K, H and L.
+        sick: observers that say so of themselves: they abstain, as if they did not watch anybody. When a quarter of all
+            nodes vanish, some that live lose most of those that they watch.
     """
     preset = preset.for_size(len(watched_by))
+    if sick:
+        watched_by = {name: tuple(o for o in who if o not in sick) for name, who in watched_by.items()}
     against: dict[str, set[str]] = {}
     for observer, subjects in reports.items():
         for subject in subjects:
@@ -60,10 +69,11 @@ def count(reports: Mapping[str, Iterable[str]], watched_by: Mapping[str, tuple[s
     suspected = set(against)
     while True:
         high, low = _levels(against, watched_by, preset)
+        doubted = high | low
         added = False
         for subject in suspected:
             for observer in watched_by[subject]:
-                if observer in high | low and observer not in against[subject] and observer not in reports:
+                if observer in doubted and observer not in against[subject] and observer not in reports:
                     against[subject].add(observer)
                     added = True
         if not added:
