@@ -76,7 +76,7 @@ def lines(name: str, found: dict[str, Any]) -> Iterator[str]:
         first, last = (f"{row[key]:.2f}" if row[key] is not None else "-" for key in ("first_s", "last_s"))
         yield (
             f"{who:30} first {first:>6} s  last {last:>6} s  {row['world_changes']:3} changes  "
-            f"{row['false_evictions']:3} false {row['msgs_per_node_s']:6} packets {row['bytes_per_node_s']:6} B a node, s"
+            f"{row['false_evictions']:3} false {row['msgs_per_node_s']:6} packets {row['bytes_per_node_s']:6} B/node/s"
         )
 
 
