@@ -12,7 +12,7 @@ import dataclasses
 import xxhash
 
 from reknit.core.decision import Decision, Out, Tick, Told
-from reknit.core.events import EpochFinished, Event, Range, ShardsPlanned, WorkerPulse
+from reknit.core.events import EpochFinished, Event, NodePulse, Range, ShardsPlanned, WorkerPulse
 from reknit.core.plan import split
 
 from . import pace
@@ -28,6 +28,8 @@ def decide(view: View, told: Told) -> Decision[View]:
     event = told.event
     if isinstance(event, WorkerPulse):
         return Decision(hear(view, event) if told.live else view)
+    if isinstance(event, NodePulse):
+        return Decision(view)
     if isinstance(event, Event):
         view = see(view, event, told.seq, told.trace)
     if not told.live or view.over:
@@ -104,8 +106,9 @@ def _plan(view: View, version: int, ranges: tuple[Range, ...], why: str, chosen:
 
 
 def _difference(planned: tuple[str, ...], chosen: tuple[str, ...]) -> str:
-    come = [w for w in chosen if w not in planned]
-    gone = [w for w in planned if w not in chosen]
+    before, after = set(planned), set(chosen)
+    come = [w for w in chosen if w not in before]
+    gone = [w for w in planned if w not in after]
     parts = [f"{', '.join(come)} caught up"] * bool(come) + [f"no more slots for {', '.join(gone)}"] * bool(gone)
     return "; ".join(parts) or "another order"
 

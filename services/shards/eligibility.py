@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from reknit.core.events import Member, WorldChanged
 
@@ -39,19 +40,17 @@ def eligible_in(world: WorldChanged, current: frozenset[Key], leaving: frozenset
     active = [m for m in staying if m.role == "active"]
     choice = next((group for group in (active, staying, holders, list(world.members)) if group), [])
     workers = tuple(m.worker for m in choice)
-    return Eligible(
-        workers, forced=not active, notes=_notes(world, current, workers, going=tuple(filter(going, world.members)))
-    )
-
-
-def _notes(
-    world: WorldChanged, current: frozenset[Key], chosen: tuple[str, ...], *, going: tuple[Member, ...]
-) -> tuple[str, ...]:
+    chosen = frozenset(workers)
     left_out = [m for m in world.members if m.worker not in chosen]
+    gone = frozenset(key_of(m) for m in left_out if going(m))
+    return Eligible(workers, forced=not active, notes=_notes(left_out, current, gone))
+
+
+def _notes(left_out: Sequence[Member], current: frozenset[Key], going: frozenset[Key]) -> tuple[str, ...]:
     reasons = {
         "learning": [m.worker for m in left_out if key_of(m) not in current],
-        "leaving": [m.worker for m in left_out if m in going and key_of(m) in current],
-        "spare": [m.worker for m in left_out if m.role == "spare" and key_of(m) in current and m not in going],
+        "leaving": [m.worker for m in left_out if key_of(m) in going & current],
+        "spare": [m.worker for m in left_out if m.role == "spare" and key_of(m) in current - going],
     }
     return tuple(
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in reasons.items() if names

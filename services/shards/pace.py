@@ -8,6 +8,7 @@ grows faster because it was given less does not make the plan swing.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -77,9 +78,12 @@ def shares(slots: int, seconds: Sequence[float]) -> tuple[int, ...]:
     earlier worker.
     """
     counts = [1 if slots >= len(seconds) else 0] * len(seconds)
-    while sum(counts) < slots:
-        i = min(range(len(counts)), key=lambda j: ((counts[j] + 1) * seconds[j], j))
+    done = [((count + 1) * took, i) for i, (count, took) in enumerate(zip(counts, seconds, strict=True))]
+    heapq.heapify(done)
+    for _ in range(slots - sum(counts)):
+        i = done[0][1]
         counts[i] += 1
+        heapq.heapreplace(done, ((counts[i] + 1) * seconds[i], i))
     return tuple(counts)
 
 

@@ -161,3 +161,12 @@ def test_prediction_and_gain() -> None:
     assert predicted(even, {"a": 0.1}) is None
     assert gain_of(even, better, seconds) == pytest.approx((1.6 - 0.7) / 1.6)
     assert gain_of(even, even, seconds) == 0.0
+
+
+@given(st.lists(st.sampled_from((0.1, 0.2, 0.3, 0.7)), min_size=1, max_size=9), st.integers(0, 40))
+def test_shares_are_handed_out_one_by_one_to_whoever_would_be_done_first(seconds: list[float], slots: int) -> None:
+    """Written down as it is said: slow for a thousand workers, but plain."""
+    counts = [1 if slots >= len(seconds) else 0] * len(seconds)
+    while sum(counts) < slots:
+        counts[min(range(len(counts)), key=lambda j: ((counts[j] + 1) * seconds[j], j))] += 1
+    assert shares(slots, seconds) == tuple(counts)

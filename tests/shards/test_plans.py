@@ -13,6 +13,7 @@ from reknit.core.events import (
     DrainAsked,
     JobFinished,
     JobSubmitted,
+    NodePulse,
     ShardsPlanned,
     Terms,
     WorkerCaughtUp,
@@ -61,6 +62,14 @@ def test_the_plan_follows_the_world_at_once_and_belongs_to_its_trace() -> None:
     assert out.trace == "t"
     assert out.expect_last == 0
     assert out.id.startswith("plan/j/1/1/")
+
+
+def test_a_nodes_heartbeat_says_nothing_and_costs_nothing() -> None:
+    log = desk("a", "b")
+    log.publish(world(1, member("a"), member("b")))
+    before = log.state
+    log.pulse(NodePulse(node="n"))
+    assert log.state is before
 
 
 def test_a_joiner_is_a_learner_until_it_has_caught_up() -> None:
