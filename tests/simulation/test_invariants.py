@@ -8,11 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from reknit.core.broker import MAX_PAYLOAD
 from reknit.core.decision import Decision, Out, Tick, Told
 from reknit.core.events import WorldChanged
 from reknit.gossip import view as gossip_view
 from reknit.gossip.rumour import State, said
 from reknit.services.membership.decide import decide
+from reknit.services.membership.simulation import invariants as invariants_of
 from reknit.services.membership.simulation.cluster import Cluster
 from reknit.services.membership.simulation.invariants import Invariants
 from reknit.services.membership.simulation.scenario import Scenario, play
@@ -42,6 +44,12 @@ def twisted(twist: Twist) -> Callable[[View, Told], Decision[View]]:
 
 def changed(out: Out, **changes: object) -> Out:
     return dataclasses.replace(out, event=msgspec.structs.replace(out.event, **changes))
+
+
+def test_a_world_that_the_broker_would_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invariants_of.PAYLOAD == MAX_PAYLOAD
+    monkeypatch.setattr(invariants_of, "PAYLOAD", 1500)
+    assert broken(Scenario(12), decide) == {"payload"}
 
 
 def test_nothing_is_found_where_nothing_is_broken() -> None:

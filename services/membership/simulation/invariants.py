@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 
 from reknit.core import wire
-from reknit.core.broker import MAX_PAYLOAD
 from reknit.core.events import WorldChanged
 from reknit.gossip.gossip import Happening
 
@@ -22,6 +21,8 @@ from .cluster import Cluster
 from .node import Node
 from .training import Life
 
+PAYLOAD = 8 << 20
+"""Bytes of a message that the broker takes at most."""
 GRACE = 3.0
 """Seconds after its last trouble in which a node may still be evicted: it reconnects, the world is on its way."""
 
@@ -89,7 +90,7 @@ class Invariants:
         self._members, self._generation = lives, world.generation
         size = len(wire.encode(world))
         self.largest = max(self.largest, size)
-        if size > MAX_PAYLOAD:
+        if size > PAYLOAD:
             self._say("payload", f"world {world.generation} has {size} bytes")
 
     def _gone(self, life: Life, world: WorldChanged) -> None:
