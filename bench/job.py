@@ -23,6 +23,7 @@ from typing import TypeVar
 from hosts import HERE, Host, Hosts
 from offspring import Offspring
 
+from reknit.cli.up import read_up
 from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
 from reknit.core.context import Endpoint
@@ -140,11 +141,24 @@ class Job:
             NotInTime: `reknit up` does not come up.
         """
         if self._most > 1:
-            where = ["--host", HERE] if self._hosts else []
-            self._up = self._reknit("plane", "up", "--foreground", *where)
-            wait_for("reknit up", (self.home / "up" / "up.json").is_file, 60.0)
+            self.start_plane()
         for node in self.nodes:
             self._start_node(node, self._hosts.add() if self._hosts else None)
+
+    def start_plane(self) -> None:
+        """Start a broker and the four services alone.
+
+        Raises:
+            NotInTime: they do not come up.
+        """
+        where = ["--host", HERE] if self._hosts else []
+        self._up = self._reknit("plane", "up", "--foreground", *where)
+        wait_for("reknit up", (self.home / "up" / "up.json").is_file, 60.0)
+
+    def plane(self) -> dict[str, int]:
+        """Name -> pid of what `reknit up` has started."""
+        found = read_up(Home.at(str(self.home)).up)
+        return {mark.what: mark.pid for mark in found.children} if found else {}
 
     def _start_node(self, node: str, host: Host | None) -> None:
         flags = ["--job", NAME, "--node", node, "--nproc-per-node", str(self._workers), "--threads", "1"]

@@ -24,6 +24,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "drain": ("recovery.py", "--event", "drain", "--count", "3"),
     "join": ("join.py", "--joins", "3"),
     "rebuild": ("rebuild.py", "--workers", "2,8", "--rounds", "3"),
+    "membership": ("membership_events.py", "--kill-worker", "9", "--kill-node", "4", "--silence", "1", "--ten", "2"),
+    "heartbeats": ("heartbeats.py", "--workers", "1000", "--events", "10", "--seconds", "10"),
     "allreduce": ("allreduce.py", "--workers", "2,4", "--rounds", "3"),
     "overlap": ("overlap.py", "--workers", "2", "--rounds", "2"),
     "throughput": ("throughput.py", "--quick"),

@@ -15,7 +15,7 @@ import reknit
 SLOTS = 32
 
 
-def main(folder: str) -> None:
+def main(folder: str, pause: float = 0.02) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Linear(32, 8)
@@ -32,8 +32,8 @@ def main(folder: str) -> None:
                 computed += 1
             optimizer.step()
             diary.completed(step.index, step.generation, computed)
-            time.sleep(0.02)  # leave the machine to what is measured
+            time.sleep(pause)  # leave the machine to what is measured
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(float, sys.argv[2:]))
