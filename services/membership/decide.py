@@ -29,7 +29,7 @@ from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, kept_out, outside
 from .cut import CHECK_WAIT, SETTLE, UNSTABLE_WAIT, relink_wait, removable
 from .damping import Kept
 from .formation import enough
-from .hearing import disconnected, hear, is_silent, node_is_gone, notice, told_of
+from .hearing import disconnected, hear, is_cut_off, is_silent, node_is_gone, notice, told_of
 from .hosts import unlisted
 from .outcome import outcome
 from .proposal import finished, propose, propose_targets
@@ -160,6 +160,8 @@ def _inexact(view: View, life: Life, why: str) -> Out:
 
 def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:
     """Nodes whose agents cannot say any more that they left: silent for long, with no process that lives."""
+    if is_cut_off(sight, now):
+        return []
     living = {w.node for w in record.workers.values() if w.life not in record.endings}
     living |= {s.node for s in record.started.values() if record.ending(s) is None}
     return [
@@ -170,8 +172,9 @@ def _lost_nodes(record: Record, sight: Sight, now: float) -> list[Node]:
 
 
 def _lost(view: View, node: Node) -> Out:
-    # The sequence of its arrival makes the id: said once for each time it was there, whoever says it.
-    return Out(AgentLeft(node=node.node, reason=LOST), id=f"lost/{view.job}/{node.node}/{node.seq}")
+    # Its arrival and the generation make the id: said once for each time it was there, whoever says it.
+    event = AgentLeft(node=node.node, reason=LOST, arrival=node.seq)
+    return Out(event, id=f"lost/{view.job}/{node.node}/{node.seq}/{view.record.generation}")
 
 
 def _unlisted(view: View, node: Node) -> Out:

@@ -71,13 +71,18 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
         detail = f"its agent started it anew (pid {event.pid})"
         record = end(record, known.life, Ending("died", observe("join", event.worker, event.node, detail), known.node))
     started = Started(event.worker, event.incarnation, event.node)
-    node = record.nodes.get(event.node)
-    if node is not None and node.lost:  # it was only cut off
-        node = dataclasses.replace(node, left=False, lost=False)
-        record = dataclasses.replace(record, nodes=put(record.nodes, node.node, node))
+    record = _found(record, event.node)
     return dataclasses.replace(
         record, started=put(record.started, event.worker, started), drains=record.drains - {event.worker}
     )
+
+
+def _found(record: Record, name: str) -> Record:
+    """A process of the node speaks: if its agent was held for gone, it was only cut off."""
+    node = record.nodes.get(name)
+    if node is None or not node.lost:
+        return record
+    return dataclasses.replace(record, nodes=put(record.nodes, name, dataclasses.replace(node, left=False, lost=False)))
 
 
 def _registered(record: Record, event: WorkerRegistered, seq: int) -> Record:
@@ -148,7 +153,9 @@ def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> 
         return record
     back = {life: e for life, e in record.endings.items() if life != known.life}
     damper = damping.returned(record.dampers.get(known.node, Damper()), record.clock)
-    record = dataclasses.replace(record, endings=back, dampers=put(record.dampers, known.node, damper))
+    record = dataclasses.replace(
+        _found(record, known.node), endings=back, dampers=put(record.dampers, known.node, damper)
+    )
     return _change(
         record,
         known,

@@ -129,6 +129,8 @@ def _held(record: Record, event: NodeHeld, _seq: int) -> Record:
 
 def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
     node = record.nodes.get(event.node)
+    if event.arrival and (node is None or node.seq != event.arrival):
+        return record  # said of an agent that has a successor by now
     if node is not None:
         left = dataclasses.replace(node, left=True, lost=event.reason == LOST)
         record = dataclasses.replace(record, nodes=put(record.nodes, event.node, left))

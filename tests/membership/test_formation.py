@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.events import AgentLeft, JobFinished, TargetsSet
+from reknit.core.events import AgentJoined, AgentLeft, JobFinished, TargetsSet
+from reknit.services.membership.record import LOST
 from support.town import TERMS, House, Town
 
 
@@ -324,6 +325,57 @@ def test_a_node_whose_agent_was_killed_is_said_to_have_left_and_gets_no_target()
     town.node("b")
     town.run(1.0)
     assert town.targets == {"a": 2, "b": 2}
+
+
+def test_what_is_said_of_an_agent_that_is_gone_does_not_hit_its_successor() -> None:
+    """The service says so at the moment in which the node comes back; its word is on the log after the arrival."""
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    arrival = next(seq for seq, e, _ in town.log if isinstance(e, AgentJoined) and e.node == "b")
+    town.nodes["b"] = False
+    town.kill("b-0", silent=True)
+    town.disconnect(town.bodies["b-0"].client_id)
+    town.run(5.0)
+    town.node("b")
+    town.register("b-0", incarnation=2)
+    town.run(3.0)
+    town.say(AgentLeft(node="b", reason=LOST, arrival=arrival))
+    town.run(3.0)
+    assert town.members == ["a-0", "b-0"]
+    assert not town.houses[0].view.record.nodes["b"].left
+
+
+def test_nobody_is_said_to_have_left_while_nobody_at_all_is_heard() -> None:
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    town.nodes["b"] = False
+    town.kill("b-0", silent=True)
+    town.disconnect(0, "agent/b")
+    town.run(10.0)
+    town.muted = True
+    town.run(55.0)
+    assert not [e for _, e, _ in town.log if isinstance(e, AgentLeft)]
+    town.muted = False
+    town.run(70.0)
+    assert [e.node for _, e, _ in town.log if isinstance(e, AgentLeft)] == ["b"]
+
+
+def test_a_node_that_was_cut_off_for_minutes_is_there_again_when_its_worker_is() -> None:
+    """Its agent never went, so it does not say that it joins."""
+    town = Town(min_nodes=1, max_nodes=2)
+    town.begin("a-0", "b-0")
+    body = town.bodies["b-0"]
+    for _ in range(2):
+        town.nodes["b"], body.beats, body.dial = False, False, "silent"
+        town.run(100.0)
+        assert town.members == ["a-0"]
+        assert town.houses[0].view.record.nodes["b"].left
+        town.nodes["b"], body.beats, body.dial = True, True, "open"
+        town.again("b-0")
+        town.caught_up("b-0")
+        town.run(5.0)
+        assert town.members == ["a-0", "b-0"]
+        assert not town.houses[0].view.record.nodes["b"].left
 
 
 def test_a_living_agent_without_workers_is_no_lost_node() -> None:

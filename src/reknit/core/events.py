@@ -272,6 +272,8 @@ class AgentLeft(Event, frozen=True, tag="node.left"):
 
     node: str
     reason: str = ""
+    arrival: int = 0
+    """Sequence of the `node.joined` that this is the end of, where somebody else says it; 0: the newest."""
 
 
 class NodeHeld(Event, frozen=True, tag="node.held"):
