@@ -129,18 +129,17 @@ def _held(record: Record, event: NodeHeld, _seq: int) -> Record:
 
 def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
     node = record.nodes.get(event.node)
-    if event.arrival and (node is None or node.seq != event.arrival):
-        return record  # said of an agent that has a successor by now
+    lives: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
+    lives += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
+    going = [life for life, where in lives if where == event.node and life not in record.endings]
+    if event.arrival and (going or node is None or node.seq != event.arrival):
+        return record  # said by somebody else, who did not know yet that it is there again
     if node is not None:
         left = dataclasses.replace(node, left=True, lost=event.reason == LOST)
         record = dataclasses.replace(record, nodes=put(record.nodes, event.node, left))
     detail = f"agent of {event.node} left" + (f": {event.reason}" if event.reason else "")
-    going: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
-    going += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
-    for life, where in going:
-        if where == event.node and life not in record.endings:
-            evidence = observe("leave", life[0], event.node, detail)
-            record = end(record, life, Ending("left", evidence, event.node))
+    for life in going:
+        record = end(record, life, Ending("left", observe("leave", life[0], event.node, detail), event.node))
     return record
 
 

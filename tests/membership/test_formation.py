@@ -327,7 +327,8 @@ def test_a_node_whose_agent_was_killed_is_said_to_have_left_and_gets_no_target()
     assert town.targets == {"a": 2, "b": 2}
 
 
-def test_what_is_said_of_an_agent_that_is_gone_does_not_hit_its_successor() -> None:
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_what_is_said_of_an_agent_that_is_gone_does_not_hit_its_successor(agent_first: bool) -> None:
     """The service says so at the moment in which the node comes back; its word is on the log after the arrival."""
     town = Town(min_nodes=1, max_nodes=2)
     town.begin("a-0", "b-0")
@@ -336,7 +337,8 @@ def test_what_is_said_of_an_agent_that_is_gone_does_not_hit_its_successor() -> N
     town.kill("b-0", silent=True)
     town.disconnect(town.bodies["b-0"].client_id)
     town.run(5.0)
-    town.node("b")
+    if agent_first:
+        town.node("b")
     town.register("b-0", incarnation=2)
     town.run(3.0)
     town.say(AgentLeft(node="b", reason=LOST, arrival=arrival))
