@@ -47,6 +47,9 @@ LONGEST_QUARANTINE = 3600.0
 PEACE = 3600.0
 """Seconds after the end of a quarantine that take one off."""
 
+SLACK = 5.0
+"""Seconds by which the broker's clock, as services know it, may be behind what it stored."""
+
 FROM_OUTSIDE = frozenset({"signal 1", "signal 2", "signal 9", "signal 15"})
 """Ends that somebody else brought about; they say nothing against the script or the node."""
 
@@ -162,18 +165,22 @@ def _quarantined(damper: Damper, at: float, text: str) -> Damper:
 
 def quarantine_of(number: int) -> float:
     """Seconds of the quarantine of that number."""
-    return min(LONGEST_QUARANTINE, QUARANTINE * 2.0 ** min(number - 1, 32))
+    return min(LONGEST_QUARANTINE, QUARANTINE * 2.0 ** min(number - 1, 32)) if number else 0.0
 
 
 def kept(damper: Damper, at: float) -> Kept | None:
-    """Return why the node is kept out at a moment of the log's time, None if it is not; the longer of the two."""
+    """Return why the node is kept out at a moment of the log's time, None if it is not; the longer of the two.
+
+    At a moment before it began it is not kept out: somebody has set the broker's clock back, and nobody shall wait for
+    it to catch up.
+    """
     found = []
-    if damper.held_until > at:
+    if damper.flapped_at - SLACK <= at < damper.held_until:
         seconds = damper.held_until - damper.flapped_at
         reason = f"it came back {damper.comings} times, the last time too soon: held down for {seconds:g} s"
         found.append(Kept("flapping", damper.held_until, seconds, damper.comings, reason))
-    if damper.quarantined_until > at:
-        seconds = quarantine_of(damper.quarantines)
+    seconds = quarantine_of(damper.quarantines)
+    if damper.quarantined_until - seconds - SLACK <= at < damper.quarantined_until:
         reason = f"in quarantine for {seconds:g} s: {damper.why}"
         found.append(Kept("failing", damper.quarantined_until, seconds, damper.failed, reason))
     return max(found, key=lambda k: k.until, default=None)

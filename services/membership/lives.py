@@ -67,7 +67,8 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
     if not record.open:
         return record
     known = record.workers.get(event.worker)
-    if known is not None and known.incarnation < event.incarnation and known.life not in record.endings:
+    older = known is not None and known.node == event.node and known.incarnation < event.incarnation
+    if known is not None and older and known.life not in record.endings:
         detail = f"its agent started it anew (pid {event.pid})"
         record = end(record, known.life, Ending("died", observe("join", event.worker, event.node, detail), known.node))
     started = Started(event.worker, event.incarnation, event.node)
@@ -125,7 +126,7 @@ def _unwelcome(record: Record, known: Worker | None, event: WorkerRegistered) ->
     if event.run != record.run:
         return f"it belongs to run {event.run}, the job is in run {record.run}"
     alive = known is not None and known.life not in record.endings
-    if known is not None and alive and event.incarnation <= known.incarnation:
+    if known is not None and alive and (event.incarnation <= known.incarnation or event.node != known.node):
         return (
             f"the id {event.worker} is taken by pid {known.pid} on {known.node} at {known.address} "
             f"(incarnation {known.incarnation})"

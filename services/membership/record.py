@@ -129,6 +129,8 @@ def _held(record: Record, event: NodeHeld, _seq: int) -> Record:
 
 def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
     node = record.nodes.get(event.node)
+    if node is not None and 0 < event.joined < node.seq:
+        return record  # late news of an agent before this one
     lives: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
     lives += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
     going = [life for life, where in lives if where == event.node and life not in record.endings]

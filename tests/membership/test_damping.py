@@ -265,3 +265,19 @@ def test_starting_processes_is_no_flap() -> None:
     for i in range(20):
         town.say(WorkerStarted(worker="b-1", incarnation=i + 1, node="b", pid=i + 1))
     assert town.houses[0].view.record.dampers == {}
+
+
+def test_a_broker_whose_clock_is_set_back_holds_nobody_for_longer_than_the_longest() -> None:
+    """Set back or forward, by somebody or by another broker's taking over: no negative time, nobody put out."""
+    for jump in (-3600.0, 3600.0):
+        town = town_of_two()
+        for i in range(5):
+            flap(town, "b", i + 2)
+            town.run(1.0)
+        town.epoch += jump
+        town.run(1.0)
+        assert set(town.members) == {"a-0", "b-0"}
+        flap(town, "b", 9)
+        town.run(damping.LONGEST_HOLD + 2.0)
+        assert set(town.members) == {"a-0", "b-0"}
+        assert town.replay().record == town.houses[0].view.record

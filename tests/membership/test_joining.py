@@ -98,6 +98,18 @@ def test_a_second_claimant_of_a_living_id_is_refused_by_name(incarnation: int) -
     assert [m.pid for m in town.world.members if m.worker == "b-0"] == [first.pid]
 
 
+def test_a_second_claimant_from_another_node_is_refused_however_new_it_is() -> None:
+    town = ring_of("a-0", "b-0")
+    first = town.bodies["b-0"]
+    second = town.start("b-0", 9, "c")
+    town.bodies["b-0"] = second
+    town.again("b-0")
+    town.run(1.0)
+    assert f"the id b-0 is taken by pid {first.pid} on b at {first.address}" in town.refusals[0].reason
+    assert [m.pid for m in town.world.members if m.worker == "b-0"] == [first.pid]
+    assert len(town.worlds) == 1
+
+
 def test_a_higher_incarnation_replaces_the_one_before() -> None:
     town = ring_of("a-0", "b-0", "c-0")
     town.register("b-0", 2)

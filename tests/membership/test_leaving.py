@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from reknit.core.events import WorkerExited
+from reknit.core.events import AgentJoined, AgentLeft, WorkerExited
 from support.town import Town
 
 SOON = 0.01
@@ -125,6 +125,22 @@ def test_a_join_of_a_newer_boot_overrides_any_leave_of_an_older_one() -> None:
     town.kill("a-0")
     town.run(0.5)
     assert town.world.leaving == ()
+
+
+def test_the_last_word_of_an_agent_that_comes_after_its_successor_ends_nobody() -> None:
+    town = ring_of("a-0", "b-0")
+    before = next(seq for seq, event, _ in town.log if isinstance(event, AgentJoined) and event.node == "b")
+    town.node("b")
+    town.register("b-0", 2)
+    town.run(2.0)
+    town.say(AgentLeft(node="b", joined=before))
+    town.run(2.0)
+    assert town.members == ["a-0", "b-0"]
+    assert not town.houses[0].view.record.nodes["b"].left
+    now = town.houses[0].view.record.nodes["b"].seq
+    town.say(AgentLeft(node="b", joined=now))
+    town.run(2.0)
+    assert town.members == ["a-0"]
 
 
 def test_all_leave_at_the_same_boundary_without_a_world_for_each() -> None:

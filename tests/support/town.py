@@ -50,6 +50,7 @@ class Town(Townsfolk):
         super().__init__()
         self.now = 1000.0
         self.log: list[tuple[int, Event, str]] = []
+        self.epoch = EPOCH
         self.stored: list[float] = []
         """When each event of the log was stored, by the broker's clock, which is not that of the services."""
         self.ids: set[tuple[str, str]] = set()
@@ -196,7 +197,7 @@ class Town(Townsfolk):
                 return False
         seq = len(self.log) + 1
         self.log.append((seq, event, id_))
-        self.stored.append(self.now + EPOCH)
+        self.stored.append(self.now + self.epoch)
         if isinstance(event, WorldChanged):
             self._worlds.append(event)
             if event.status == "running" and not self.teachers():  # they begin together
@@ -210,7 +211,7 @@ class Town(Townsfolk):
         return True
 
     def _tell(self, house: House, what: Any, seq: int = 0) -> None:
-        at = self.stored[seq - 1] if seq else self.now + EPOCH
+        at = self.stored[seq - 1] if seq else self.now + self.epoch
         trace = f"00-{seq}-b-01" if seq else ""
         decision = decide(house.view, Told(JOB, what, self.now, seq=seq, trace=trace, at=at))
         house.view = decision.state

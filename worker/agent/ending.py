@@ -141,7 +141,7 @@ def _give_up(state: State, place: Place, now: float) -> Decision:
 
 
 def _end(state: State) -> Decision:
-    left = AgentLeft(node=state.node, reason=state.why)
+    left = AgentLeft(node=state.node, reason=state.why, joined=state.joined)
     words = state.root if state.code == 1 else ""
     return Decision(
         replace(state, mode="ended"),

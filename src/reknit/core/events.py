@@ -274,6 +274,8 @@ class AgentLeft(Event, frozen=True, tag="node.left"):
     reason: str = ""
     arrival: int = 0
     """Sequence of the `node.joined` that this is the end of, where somebody else says it; 0: the newest."""
+    joined: int = 0
+    """The same where the agent says it itself; 0: not told."""
 
 
 class NodeHeld(Event, frozen=True, tag="node.held"):
