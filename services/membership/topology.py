@@ -8,6 +8,7 @@ factor of two is chance, and no reason to leave the order of the names.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import statistics
@@ -24,6 +25,7 @@ Place = tuple[str, ...]
 """A node's place from wide to narrow: its labels of `LEVELS`, its host, its name."""
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that puts n2 before n10."""
     parts = re.findall(r"\d+|\D+", name)

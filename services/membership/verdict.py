@@ -67,10 +67,16 @@ class Queue:
     Attributes:
         waiting: heartbeats of those that wait in the ring.
         computing: workers that are heard to compute.
+        waited: seconds that the first of them waits by now.
+        step: seconds of their longest step.
+        who: who waits, in words.
     """
 
     waiting: tuple[WorkerPulse, ...]
     computing: frozenset[str]
+    waited: float = 0.0
+    step: float = 0.0
+    who: str = ""
 
 
 def judge(record: Record, sight: Sight, now: float) -> Verdict:
@@ -194,7 +200,9 @@ def _queue(record: Record, sight: Sight, now: float) -> Queue:
             waiting.append(pulse)  # after the last step they wait for all to have left the loop
         elif pulse.phase in ("compute", "user", "evaluate"):
             computing.add(member.worker)
-    return Queue(tuple(waiting), frozenset(computing))
+    waited = max((p.in_phase + sight.streams[p.worker].silence(now) for p in waiting), default=0.0)
+    step = max((p.step_seconds for p in waiting), default=0.0)
+    return Queue(tuple(waiting), frozenset(computing), waited, step, _who(waiting))
 
 
 def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: float) -> Evidence | None:
@@ -211,15 +219,12 @@ def _progress(record: Record, sight: Sight, member: Member, queue: Queue, now: f
             detail = f"it is on step {working[1]} for {took:.0f} s (stuck after {limit:g} s) while {_who(waiting)}"
             return observe("progress", member.worker, "membership", detail, certain=True)
     gone = is_silent(sight, member.worker, now) and node_is_gone(sight, member.node, now)
-    if not gone or queue.computing - {member.worker}:
+    if not gone or queue.computing:
         return None  # a worker that is heard to compute may be the one they wait for
-    waiting = [p for p in queue.waiting if p.worker != member.worker]
-    if not waiting:
+    # who is silent is not among those that wait
+    if queue.waited <= max(LEAST_WAIT, LONG_STEPS * queue.step):
         return None
-    waited = max(p.in_phase + sight.streams[p.worker].silence(now) for p in waiting)
-    if waited <= max(LEAST_WAIT, LONG_STEPS * max(p.step_seconds for p in waiting)):
-        return None
-    return observe("progress", member.worker, "membership", f"{_who(waiting)} for it since {waited:.1f} s")
+    return observe("progress", member.worker, "membership", f"{queue.who} for it since {queue.waited:.1f} s")
 
 
 def _who(waiting: Sequence[WorkerPulse]) -> str:
