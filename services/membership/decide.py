@@ -39,6 +39,8 @@ from .view import Check, Life, Node, Record, Sight, View
 
 DRAIN = 0.002
 """Seconds from an event to the decision: what was caused by the same fault comes within it."""
+WORTH = 1.0
+"""Seconds in which a world that somebody is missing from on two kinds of evidence must be on the log, or never."""
 ASK_AGAIN = 2.0
 """Seconds after which a publication that did not come back from the log is asked for again."""
 RING_DIAL = 0.005
@@ -112,7 +114,7 @@ def _conclude(view: View, now: float) -> Decision[View]:
         outs.append(Out(end, id=f"finished/{view.job}/{end.run}", trace=view.sight.trace))
     elif (world := propose(view, verdict, now)) is not None:
         reason = world.reason
-        outs.append(_world_out(view, world))
+        outs.append(_world_out(view, world, within=None if verdict.certain else WORTH))
     if end is None and (wanted := propose_targets(view)) is not None:
         reason = "; ".join(filter(None, [reason, wanted.reason]))
         outs.append(_targets_out(view, wanted))
@@ -121,12 +123,13 @@ def _conclude(view: View, now: float) -> Decision[View]:
     return dataclasses.replace(decision, state=view, do=dials, wake=_alarm(record, view.sight, verdict, now))
 
 
-def _world_out(view: View, world: WorldChanged) -> Out:
+def _world_out(view: View, world: WorldChanged, *, within: float | None = None) -> Out:
     return Out(
         world,
         id=f"world/{view.job}/{world.generation}/{view.proposer}",
         expect_last=view.record.world_seq,
         trace=view.sight.trace,
+        within=within,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.events import WorkerStuck
+from reknit.core.events import WorkerStuck, WorldChanged
 from support.town import Town
 
 SOON = 0.06
@@ -416,3 +416,20 @@ def test_what_a_large_ring_says_of_many_dead_stays_short() -> None:
     waits = [e.detail for e in town.world.evidence if e.source == "progress"]
     assert waits
     assert all(f"and {size - lost - 4} more wait for it" in detail and len(detail) < 100 for detail in waits)
+
+
+def test_a_death_on_two_kinds_is_said_at_once_or_never() -> None:
+    """The evidence may be taken back while the broker is away; what is certain stays so."""
+    for silent in (True, False):
+        town = ring_of("a-0", "b-0", "c-0")
+        town.lost = True  # nothing that the service says gets through
+        town.nodes["b"] = False
+        town.kill("b-0", silent=silent)
+        town.bodies["b-0"].dial = "silent"
+        outs = []
+        publish = town._publish
+        town._publish = lambda out, outs=outs, publish=publish: (outs.append(out), publish(out))  # type: ignore[method-assign]
+        town.run(4.0)
+        worlds = [out.within for out in outs if isinstance(out.event, WorldChanged)]
+        assert worlds
+        assert set(worlds) == ({1.0} if silent else {None})

@@ -80,7 +80,7 @@ class Hub:
         self.view = View(JOB, self.name)
         self.worlds = []
         self._alarm: float | None = None
-        self._outbox: deque[tuple[Out, str]] = deque()
+        self._outbox: deque[tuple[Out, str, float]] = deque()
         self._under_way: set[tuple[str, str]] = set()
         self._publishing: tuple[Out, Post] | None = None
         self._pending: set[Any] = set()
@@ -160,7 +160,8 @@ class Hub:
             key = (kind_of(out.event), out.id)
             if key not in self._under_way:
                 self._under_way.add(key)
-                self._outbox.append((out, key[0]))
+                until = float("inf") if out.within is None else self._clock.now + out.within
+                self._outbox.append((out, key[0], until))
         self._publish()
         for action in decision.do:
             if action not in self._pending:
@@ -172,8 +173,12 @@ class Hub:
     def _publish(self) -> None:
         if self._publishing is not None or not self._outbox:
             return
-        out, kind = self._outbox.popleft()
+        out, kind, until = self._outbox.popleft()
         life = self._life
+        deadline = min(PUBLISH_DEADLINE, until - self._clock.now)
+        if deadline <= 0.0:
+            self._published(out, kind)
+            return
 
         def done(answer: Answer) -> None:
             if life != self._life:
@@ -183,7 +188,7 @@ class Hub:
 
         post = self._link.post(out.event, out.id, expect_last=out.expect_last, done=done)
         self._publishing = (out, post)
-        self._clock.after(PUBLISH_DEADLINE, self._give_up, life, out, kind, post)
+        self._clock.after(deadline, self._give_up, life, out, kind, post)
 
     def _give_up(self, life: int, out: Out, kind: str, post: Post) -> None:
         if life == self._life and self._link.withdraw(post):

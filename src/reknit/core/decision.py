@@ -62,12 +62,14 @@ class Out:
         id: names the decision: asked for twice with one id, by this or another process, it is stored once.
         expect_last: store only if this is the newest sequence of events of this kind in the job (0: none yet).
         trace: traceparent of what it follows from; "": of the input.
+        within: seconds for which it is worth saying: what was seen at this moment may be taken back. None: any time.
     """
 
     event: Event
     id: str
     expect_last: int | None = None
     trace: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

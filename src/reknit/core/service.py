@@ -153,7 +153,7 @@ class Runner(Generic[S]):
         self._errors: Counter[str] = Counter()
         self._failed_at = -math.inf
         self._failure = ""
-        self._outbox: asyncio.Queue[tuple[str, Out, str, str]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[str, Out, str, str, float]] = asyncio.Queue()
         self._under_way: set[tuple[str, str, str]] = set()
 
     @property
@@ -319,15 +319,19 @@ class Runner(Generic[S]):
         if key in self._under_way:
             return False
         self._under_way.add(key)
-        self._outbox.put_nowait((told.job, out, out.trace or told.trace, reason))
+        until = float("inf") if out.within is None else time.monotonic() + out.within
+        self._outbox.put_nowait((told.job, out, out.trace or told.trace, reason, until))
         return True
 
     async def _publish_all(self) -> None:
         while True:
-            job, out, trace, reason = await self._outbox.get()
+            job, out, trace, reason, until = await self._outbox.get()
             kind = kind_of(out.event)
+            deadline = min(_PUBLISH_DEADLINE, until - time.monotonic())
             try:
-                await self._publish(job, out, trace, reason)
+                if deadline <= 0.0:
+                    raise ControlPlaneUnreachable("what it was decided on is too long ago")
+                await self._publish(job, out, trace, reason, deadline)
             except StaleWorld as error:
                 self._log.debug("somebody was faster", job=job, kind=kind, reason=str(error))
             except Unauthorized as error:
@@ -340,7 +344,7 @@ class Runner(Generic[S]):
                 self._under_way.discard((job, kind, out.id))
                 self._outbox.task_done()
 
-    async def _publish(self, job: str, out: Out, trace: str, reason: str) -> None:
+    async def _publish(self, job: str, out: Out, trace: str, reason: str, deadline: float) -> None:
         attributes = {"reknit.job": job, "reknit.kind": kind_of(out.event), "reknit.id": out.id}
         if reason:
             attributes["reknit.reason"] = reason
@@ -348,7 +352,7 @@ class Runner(Generic[S]):
         with telemetry.tracer().start_as_current_span(self._span, context=context, attributes=attributes):
             parent = telemetry.inject() or trace
             await self._bus.publish(
-                job, out.event, id=out.id, expect_last=out.expect_last, trace=parent, deadline=_PUBLISH_DEADLINE
+                job, out.event, id=out.id, expect_last=out.expect_last, trace=parent, deadline=deadline
             )
 
     def _ask_action(self, name: str, job: _Job[S], action: Any) -> bool:
