@@ -24,6 +24,7 @@ from reknit.core.events import Member
 
 from . import side
 from .backlog import Limit, of_a_candidate
+from .courtesy import stand_back
 from .exchange import Exchange
 from .learning import Fetcher
 from .parts import spread
@@ -185,6 +186,7 @@ class Candidate:
     # --------------------------------------------------------------------------------- the candidate's thread
 
     def _run(self) -> None:
+        stand_back()
         failed = gaps = 0
         while (task := self._next_task(failed)) is not None:
             order, generation, ending = task

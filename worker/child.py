@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from reknit.core.context import AGENT, ENDPOINT, WORKER, WorkerContext, from_env
 from reknit.core.errors import ControlPlaneUnreachable, RefusedByJob, ReknitError, StaleGeneration
 from reknit.core.events import WorkerFailed
+from reknit.worker import courtesy
 from reknit.worker.agent.guard import die_with_parent
 from reknit.worker.agent.lifeline import Lifeline
 
@@ -53,6 +54,7 @@ class Order:
         module: `script` is a module's name.
         threads: intra-op threads.
         lifeline: to be held for life; the agent waits for it.
+        behind: stand back until it is a member.
     """
 
     worker: str
@@ -62,6 +64,7 @@ class Order:
     module: bool
     threads: int
     lifeline: Lifeline | None = None
+    behind: bool = False
 
 
 class Live(Protocol):
@@ -83,6 +86,8 @@ def main(order: Order, stdout: Connection, stderr: Connection) -> NoReturn:
     """Run the user's script in this freshly forked process; ends it with the script's exit status."""
     os.setsid()
     die_with_parent(os.getppid())
+    if order.behind:
+        courtesy.begin()
     if order.lifeline is not None:
         with suppress(OSError):  # then our death is noticed a little later
             order.lifeline.hold()

@@ -21,6 +21,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
+from . import courtesy
 from .calling import Caller
 from .candidate import Candidate
 from .exchange import Exchange
@@ -214,6 +215,7 @@ class Engine:
     def _serve(self, world: WorldChanged) -> None:
         ring = [m.worker for m in world.members]
         trace = self.trace
+        courtesy.end()
         self.standing.enter(world)
         self.feeder.serving(world)
         began = time.monotonic()

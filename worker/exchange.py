@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
+
 from reknit.core.events import Range, WorldChanged
 
 from .copies import CopyWanted, StateCopy
@@ -168,6 +170,16 @@ class Exchange:
         """A flat buffer from the pool, content undefined."""
         with self.cv:
             return self._pool.pop() if self._pool else self.shape.empty()
+
+    def stock(self) -> None:
+        """Get buffers ready for results that will be held, touched already: on any thread, the main one has no time."""
+        for _ in range(_FEW):
+            with self.cv:
+                if len(self._pool) >= _FEW:
+                    return
+            buffer = self.shape.empty()
+            torch.from_numpy(buffer).zero_()  # without the GIL
+            self.recycle(buffer)
 
     def recycle(self, buffer: Buffer) -> None:
         """Give a buffer back."""

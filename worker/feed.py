@@ -25,6 +25,7 @@ from reknit.core.events import WorldChanged
 
 from . import side
 from .backlog import Limit, of_a_feed
+from .courtesy import stand_back
 from .exchange import Exchange
 from .ring import resend
 from .ring.hello import Hello
@@ -183,10 +184,12 @@ class _Feed:
     # ----------------------------------------------------------------------------------------------- its own thread
 
     def _run(self, over: Any) -> None:
+        stand_back()
         try:
             with self._sock, contextlib.suppress(OSError, side.Broken, KeyError, TypeError, ValueError):
                 self._sock.settimeout(side.SILENCE)
                 ask = side.receive(self._sock, 4096)
+                self._shared.stock()
                 side.send(self._sock, self._begin(ask["after"]))
                 while self._send_next():
                     pass

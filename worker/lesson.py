@@ -20,6 +20,7 @@ from reknit.core.events import Member
 
 from . import side
 from .copies import StateCopy
+from .courtesy import stand_back
 from .memory import anonymous
 from .parts import Where, meet, span
 from .ring.hello import Hello, Refused
@@ -292,6 +293,7 @@ class _Source:
         side.shutdown(self._sock)
 
     def _run(self) -> None:
+        stand_back()
         lesson = self._lesson
         why = "not needed any more"
         try:

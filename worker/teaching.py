@@ -28,6 +28,7 @@ import xxhash
 
 from . import side
 from .copies import CopyWanted, StateCopy
+from .courtesy import stand_back
 from .exchange import Exchange
 from .parts import Where
 from .ring.listener import Listener
@@ -71,6 +72,7 @@ class Teacher:
             thread.join()
 
     def _serve(self, sock: socket.socket) -> None:
+        stand_back()
         try:
             with sock, contextlib.suppress(OSError, side.Broken, KeyError, TypeError, ValueError):
                 sock.settimeout(side.SILENCE)

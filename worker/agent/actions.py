@@ -16,6 +16,8 @@ class Fork:
     worker: str
     attempt: int
     last_incarnation: int
+    behind: bool = False
+    """Others train already: it stands back until it is one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,7 +416,16 @@ class Agent:
             verify_weights=mine.verify_weights,
             chaos=mine.chaos,
         )
-        return Order(action.worker, to_env(context), mine.script, mine.args, mine.module, self._threads, line)
+        return Order(
+            action.worker,
+            to_env(context),
+            mine.script,
+            mine.args,
+            mine.module,
+            self._threads,
+            line,
+            behind=action.behind,
+        )
 
     def _signal(self, worker: str, number: int) -> None:
         running = self._running.get(worker)

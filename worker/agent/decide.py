@@ -193,6 +193,6 @@ def _fork_due(state: State, now: float) -> Decision:
     for place in state.places:
         if place.phase == "waiting" and place.due <= now:
             forking = replace(place, phase="forking", again=False, why="", stillness=type(place.stillness)())
-            fork = Fork(place.worker, place.attempt, place.incarnation)
+            fork = Fork(place.worker, place.attempt, place.incarnation, behind=state.training)
             decision = Decision(decision.state.with_place(forking), (*decision.do, fork))
     return decision

@@ -102,6 +102,7 @@ class State:
         begun: the log has come to our run's submission.
         host: where this agent runs, to recognise a second agent of the node's name.
         pid: this agent's.
+        training: the newest world of the run is at work.
         target: how many workers the node shall keep, as last told.
         why: why the node drains, or how the run ended.
         code: exit code so far.
@@ -124,6 +125,7 @@ class State:
     begun: bool = False
     host: str = ""
     pid: int = 0
+    training: bool = False
     target: int = 0
     why: str = ""
     code: int = 0

@@ -20,9 +20,9 @@ def on_world(state: State, world: WorldChanged, now: float) -> Decision:
     """Note who of ours is in the new world and who fell out of it."""
     if world.run != state.run:
         return Decision(state)
-    decision = Decision(state)
+    decision = Decision(replace(state, training=world.status == "running"))
     here = {(m.worker, m.pid) for m in world.members if m.node == state.node}
-    for place in state.places:
+    for place in decision.state.places:
         if (place.worker, place.pid) in here:
             inside = replace(place, member=True, evicted_at=None)
             decision = Decision(decision.state.with_place(inside), decision.do)
