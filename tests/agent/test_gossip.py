@@ -1,0 +1,80 @@
+"""Agents find each other and say whom they miss: real ones, over a real broker."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from reknit.core.bus_thread import BusThread
+from reknit.core.events import AgentJoined, NodePulse
+from support.agents import AgentUnderTest, until
+
+Make = Callable[..., AgentUnderTest]
+
+FOREVER = """
+import time
+while True:
+    time.sleep(0.05)
+"""
+
+
+@contextmanager
+def heartbeats(one: AgentUnderTest) -> Iterator[dict[str, NodePulse]]:
+    """Node -> its newest heartbeat."""
+    newest: dict[str, NodePulse] = {}
+
+    def hear(_job: str, pulse: object) -> None:
+        if isinstance(pulse, NodePulse):
+            newest[pulse.node] = pulse
+
+    bus = BusThread(one.endpoint, "test")
+    bus.start()
+    try:
+        bus.pulses(hear, job=one.job)
+        yield newest
+    finally:
+        bus.close()
+
+
+def test_agents_meet_by_the_log_and_tell_whom_they_miss(make_agent: Make) -> None:
+    fields = {"job": "gossip", "gossip": "fast", "secret": "s"}
+    nodes = {name: make_agent(FOREVER, folder=name, node=name, **fields) for name in ("n0", "n1", "n2")}
+    first = nodes["n0"].submit()
+    for node in nodes.values():
+        node.start()
+    with heartbeats(first) as newest:
+        until(lambda: len(newest) == 3 and all(len(p.rtt) == 2 for p in newest.values()), "each measures both others")
+        assert len({p.view for p in newest.values()}) == 1, "they see the same"
+        assert all(e.gossip for e in first.events(AgentJoined))
+        nodes["n2"].signal(signal.SIGSTOP)
+        try:
+            until(lambda: newest["n0"].silent == newest["n1"].silent == ("n2",), "both miss it")
+        finally:
+            nodes["n2"].signal(signal.SIGCONT)
+        until(lambda: not newest["n0"].silent and not newest["n1"].silent, "and hear it again")
+        nodes["n2"].signal(signal.SIGTERM)
+        assert nodes["n2"].wait() == 0
+        until(lambda: set(newest["n0"].rtt) == {"n1"}, "who has left is watched by nobody")
+
+
+def test_agents_meet_by_seeds(make_agent: Make) -> None:
+    """Of two jobs, so that the log tells neither of the other."""
+    fields = {"gossip": "fast", "secret": "s"}
+    first = make_agent(FOREVER, folder="a", node="a", job="ga", **fields).submit().start()
+    port = first.event(AgentJoined).gossip.rpartition(":")[2]
+    seeds = (f"localhost:{port}", "no.such.host.invalid:1")
+    second = (
+        make_agent(FOREVER, folder="b", node="b", job="gb", gossip="fast", secret="s", seeds=seeds).submit().start()
+    )
+    with heartbeats(first) as newest:
+        until(lambda: newest and set(newest["a"].rtt) == {"b"}, "it knows the one that was told of it")
+    second.says("a seed of the gossip is left out: the name 'no.such.host.invalid' does not resolve")
+
+
+@pytest.mark.parametrize("gossip", ["off", ""])
+def test_without_gossip_there_is_no_address(make_agent: Make, gossip: str) -> None:
+    one = make_agent(FOREVER, **({"gossip": gossip} if gossip else {})).submit().start()
+    assert one.event(AgentJoined).gossip == ""
