@@ -92,8 +92,10 @@ def targets(record: Record) -> dict[str, int]:
     listed node has the number of its host. From the record alone: two services must not disagree about it, else they
     would contradict each other for ever.
     """
+    if record.spec is None or (record.scaled is None and not record.hosts):
+        return {}
     rooms = hosts.room(record)
-    if record.spec is None or not rooms:
+    if not rooms:
         return {}
     if record.scaled is None:
         return {node: count for node, count in rooms.items() if count is not None}

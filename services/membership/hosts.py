@@ -1,12 +1,14 @@
 """Hosts that shall take part, where a script or a file lists them: who is not among them, how many workers each has.
 
-A list says who stays, so whatever makes it doubtful drains nobody: a name that resolves to nothing may be anybody's,
-and a list on which nobody is that is here is that of another cluster, or ahead of its time.
+A list says who stays, so whatever makes it doubtful drains nobody: a name that resolves to nothing may be anybody's but
+those whose own name was taken off the list, and a list on which nobody is that is here is that of another cluster, or
+ahead of its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from reknit.core.discovery import match
 from reknit.core.events import ListedHost
@@ -15,20 +17,29 @@ from .topology import natural
 from .view import Node, Record
 
 
-def listed(record: Record, node: Node) -> ListedHost | None:
-    """Return the listed host that a node is on."""
-    return match.find(record.hosts, node.node, node.host, node.labels)
+def place(nodes: Mapping[str, Node], hosts: Sequence[ListedHost]) -> dict[str, Node]:
+    """Return the nodes with the host of the list that each is on."""
+    listed = match.Listed(hosts)
+    return {name: _on(node, listed.find(node.node, node.host, node.labels)) for name, node in nodes.items()}
+
+
+def _on(node: Node, host: ListedHost | None) -> Node:
+    listed_as = host.host if host is not None else node.listed_as
+    return dataclasses.replace(node, on=host, listed_as=listed_as)
 
 
 def unlisted(record: Record) -> tuple[Node, ...]:
     """Nodes that must leave: they take part and are on no host of the list."""
-    there = {n.node: n for n in record.nodes.values() if not n.left}
-    if not record.hosts or not there:
+    if not record.hosts:
         return ()
-    on = {name: listed(record, node) for name, node in there.items()}
-    if match.unresolved(record.hosts, on.values()) or not any(on.values()):
+    there = [n for n in record.nodes.values() if not n.left]
+    off = [n for n in there if n.on is None and not n.draining]
+    if not off or all(n.on is None for n in there):
         return ()
-    return tuple(node for name, node in there.items() if on[name] is None and not node.draining)
+    if not match.unresolved(record.hosts, (n.on for n in there)):
+        return tuple(off)
+    names = {host.host for host in record.hosts}
+    return tuple(n for n in off if n.listed_as and n.listed_as not in names)
 
 
 def room(record: Record) -> dict[str, int | None]:
@@ -42,7 +53,7 @@ def room(record: Record) -> dict[str, int | None]:
     slots: dict[str, int] = {}
     rooms: dict[str, int | None] = {}
     for node in there:
-        host = listed(record, node)
+        host = node.on
         rooms[node.node] = None
         if host is not None and host.slots:
             on.setdefault(host.host, []).append(node.node)

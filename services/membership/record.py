@@ -31,7 +31,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
-from . import damping, lives
+from . import damping, hosts, lives
 from .damping import Damper
 from .evidence import observe
 from .lives import end, put
@@ -79,7 +79,9 @@ def _scaled(record: Record, event: JobScaled, _seq: int) -> Record:
 
 
 def _listed(record: Record, event: HostsListed, _seq: int) -> Record:
-    return dataclasses.replace(record, hosts=event.hosts) if record.open and event.run == record.run else record
+    if not record.open or event.run != record.run:
+        return record
+    return dataclasses.replace(record, hosts=event.hosts, nodes=hosts.place(record.nodes, event.hosts))
 
 
 def _drain(record: Record, event: DrainAsked, _seq: int) -> Record:
@@ -118,6 +120,8 @@ def _node_joined(record: Record, event: AgentJoined, seq: int) -> Record:
     if event.node in record.nodes:
         damper = damping.came(dampers.get(event.node, Damper()), record.clock)
         dampers = put(dampers, event.node, damper)
+    if record.hosts:
+        node = hosts.place({node.node: node}, record.hosts)[node.node]
     started = {name: s for name, s in record.started.items() if s.node != event.node}  # a new agent starts anew
     return dataclasses.replace(record, nodes=put(record.nodes, event.node, node), started=started, dampers=dampers)
 

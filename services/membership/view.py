@@ -91,6 +91,10 @@ class Node:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gossip: str = ""
     """Address at which its agent takes gossip, empty if it takes none."""
+    on: ListedHost | None = None
+    """Of the newest list of hosts the one that it is on."""
+    listed_as: str = ""
+    """What a list called the host that it is on, or was on last."""
     left: bool = False
     lost: bool = False
     """Left, but not by its own word: its agent was found gone."""

@@ -12,7 +12,7 @@ import pytest
 
 from reknit.core import labels
 from reknit.core.discovery import host_list, names, source
-from reknit.core.discovery.match import find, unresolved
+from reknit.core.discovery.match import Listed, unresolved
 from reknit.core.discovery.reading import read
 from reknit.core.discovery.source import Source
 from reknit.core.discovery.watch import Watch
@@ -290,11 +290,12 @@ def test_the_loopback_in_a_list_is_this_machine(tmp_path: Path) -> None:
 
 def test_which_host_a_node_is_on() -> None:
     hosts = [host("n1", 2, "10.0.0.1"), host("big.example.org", 4), host("10.0.0.3")]
-    assert find(hosts, "x", "10.0.0.1", {}) is hosts[0]
-    assert find(hosts, "n1", "10.9.9.9", {}) is hosts[0]
-    assert find(hosts, "x", "10.9.9.9", {"hostname": "big"}) is hosts[1]
-    assert find(hosts, "x", "10.0.0.3", {}) is hosts[2]
-    assert find(hosts, "x", "10.0.0.30", {"hostname": "bigger"}) is None
-    assert find(hosts, "10", "10.9.9.9", {"hostname": "10"}) is None
+    listed = Listed(hosts)
+    assert listed.find("x", "10.0.0.1", {}) is hosts[0]
+    assert listed.find("n1", "10.9.9.9", {}) is hosts[0]
+    assert listed.find("x", "10.9.9.9", {"hostname": "big"}) is hosts[1]
+    assert listed.find("x", "10.0.0.3", {}) is hosts[2]
+    assert listed.find("x", "10.0.0.30", {"hostname": "bigger"}) is None
+    assert listed.find("10", "10.9.9.9", {"hostname": "10"}) is None
     assert unresolved(hosts, [hosts[0]]) == ("big.example.org", "10.0.0.3")
     assert unresolved(hosts, [hosts[1], hosts[2], None]) == ()

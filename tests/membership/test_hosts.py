@@ -178,3 +178,21 @@ def test_properties_of_spreading(workers: int, rooms: dict[str, int | None]) -> 
     # evenly: whoever has two fewer than another has no more room
     for node, count in counts.items():
         assert count >= max(counts.values()) - 1 or count == rooms[node]
+
+
+def test_one_that_was_taken_off_the_list_leaves_whatever_another_name_may_mean() -> None:
+    town = town_of("a@10.0.0.1", "b@10.0.0.2", "c@10.0.0.3")
+    say(town, "h1=10.0.0.1", "h2=10.0.0.2", "not-up-yet")
+    assert drained(town) == [], "c may be the one that is not up yet"
+    say(town, "h1=10.0.0.1", "not-up-yet")
+    assert drained(town) == ["b"], "b was h2, and h2 is off"
+    say(town, "h1=10.0.0.1", "h2=10.0.0.2", "not-up-yet=10.0.0.4")
+    assert drained(town) == ["b", "c"]
+
+
+def test_a_node_of_that_name_on_another_machine_was_never_listed() -> None:
+    town = town_of("a@10.0.0.1", "b@10.0.0.2")
+    say(town, "h1=10.0.0.1", "h2=10.0.0.2", "mystery")
+    join(town, "b@10.0.0.9")
+    say(town, "h1=10.0.0.1", "mystery")
+    assert drained(town) == [], "it may be the mystery"

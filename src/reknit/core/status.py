@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from reknit.core.discovery.match import find
+from reknit.core.discovery.match import Listed
 from reknit.core.errors import UsageError
 from reknit.core.events import (
     Alert,
@@ -281,8 +281,9 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
 def _hosts(status: Status) -> list[dict[str, Any]]:
     """The listed hosts, each with the nodes that are up on it; none: it is awaited."""
     on: dict[str, list[str]] = {host.host: [] for host in status.hosts}
+    listed = Listed(status.hosts)
     for node in status.nodes.values():
-        host = find(status.hosts, node.node, node.host, node.labels) if node.up else None
+        host = listed.find(node.node, node.host, node.labels) if node.up else None
         if host is not None:
             on[host.host].append(node.node)
     return [{"host": h.host, "slots": h.slots, "nodes": on[h.host]} for h in status.hosts]

@@ -8,21 +8,33 @@ from reknit.core.events import ListedHost
 from reknit.core.labels import HOSTNAME
 
 
-def find(hosts: Iterable[ListedHost], node: str, address: str, labels: Mapping[str, str]) -> ListedHost | None:
-    """Return the listed host that a node is on, None if it is on none of them.
+class Listed:
+    """A list of hosts, by all that a host may be called; made once for a list, asked for each node."""
 
-    Args:
-        hosts: the list.
-        node: the node's name.
-        address: at which it is reached.
-        labels: what it says of itself; `hostname` is its host's own name.
-    """
-    listed = list(hosts)
-    own = labels.get(HOSTNAME, "")
-    for host in listed:
-        if host.host in {node, address, own} or address in host.addresses:
-            return host
-    return next((host for host in listed if own and _same_but_for_the_domain(host.host, own)), None)
+    def __init__(self, hosts: Sequence[ListedHost]) -> None:
+        self._called: dict[str, ListedHost] = {}
+        self._first_label: dict[str, list[ListedHost]] = {}
+        for host in hosts:
+            self._called.setdefault(host.host, host)
+        for host in hosts:
+            for address in host.addresses:
+                self._called.setdefault(address, host)
+            self._first_label.setdefault(host.host.partition(".")[0], []).append(host)
+
+    def find(self, node: str, address: str, labels: Mapping[str, str]) -> ListedHost | None:
+        """Return the listed host that a node is on, None if it is on none of them.
+
+        Args:
+            node: the node's name.
+            address: at which it is reached.
+            labels: what it says of itself; `hostname` is its host's own name.
+        """
+        own = labels.get(HOSTNAME, "")
+        for said in (node, address, own):
+            if said and said in self._called:
+                return self._called[said]
+        alike = self._first_label.get(own.partition(".")[0], []) if own else []
+        return next((host for host in alike if _same_but_for_the_domain(host.host, own)), None)
 
 
 def unresolved(hosts: Sequence[ListedHost], found: Iterable[ListedHost | None]) -> tuple[str, ...]:
