@@ -34,6 +34,8 @@ from .work import Result
 
 _PARTING = 5.0
 """Seconds that a feed which was cut off has to take the rest of the result it is reading."""
+_STOCK_EVERY = 0.02
+"""Seconds between two looks at the stock of buffers."""
 _MOST_FEEDS = 64
 _MOST_KEPT = 64
 """Results that are looked for, at most, to go on without a gap; a worker keeps two."""
@@ -53,6 +55,7 @@ class Feeder:
         self._feeds: list[_Feed] = []
         self._world: WorldChanged | None = None
         self._closed = False
+        self._stocking: threading.Thread | None = None
 
     def arrived(self, listener: Listener) -> None:
         """Begin a feed for every feed connection that waits at the listener (any thread)."""
@@ -64,6 +67,9 @@ class Feeder:
                     sock.close()
                     continue
                 self._feeds.append(feed)
+                if self._stocking is None:
+                    self._stocking = threading.Thread(target=self._stock, name="feed-memory", daemon=True)
+                    self._stocking.start()
                 # the world that is served may have this worker in it already
                 feed.start(self._world, self._over)
 
@@ -86,17 +92,33 @@ class Feeder:
         """End all feeds and their threads. Not to be called with `shared.cv` held."""
         with self._shared.cv:
             self._closed = True
-            feeds = list(self._feeds)
+            feeds, stocking = list(self._feeds), self._stocking
             for feed in feeds:
                 feed.cut_off("this member leaves", at_once=True)
         for feed in feeds:
             feed.join()
+        if stocking is not None:
+            stocking.join()
 
     @property
     def fed(self) -> tuple[str, ...]:
         """Workers that are being fed."""
         with self._shared.cv:
             return tuple(feed.worker for feed in self._feeds)
+
+    def _stock(self) -> None:
+        """Keep buffers ready while results are held: the next ones go into memory that nobody has touched otherwise."""
+        stand_back()
+        while True:
+            with self._shared.cv:
+                if self._closed or not self._feeds:
+                    self._stocking = None
+                    return
+            try:
+                self._shared.stock()
+            except MemoryError:
+                return  # the main thread will find out too, if it needs one; the backlog is bounded
+            time.sleep(_STOCK_EVERY)
 
     def _over(self, feed: _Feed) -> None:
         with self._shared.cv:
@@ -189,7 +211,6 @@ class _Feed:
             with self._sock, contextlib.suppress(OSError, side.Broken, KeyError, TypeError, ValueError):
                 self._sock.settimeout(side.SILENCE)
                 ask = side.receive(self._sock, 4096)
-                self._shared.stock()
                 side.send(self._sock, self._begin(ask["after"]))
                 while self._send_next():
                     pass
