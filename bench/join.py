@@ -1,7 +1,8 @@
 """What a join costs those who train: `python bench/join.py --json`.
 
-Two workers train a model of 25 M parameters with Adam; again and again a third one is asked for (`job.scaled`), joins,
-and leaves again. Per join:
+Workers train a model of 25 M parameters with Adam; again and again one more is asked for (`job.scaled`), joins, and
+leaves again. There must be a core for each of them, the joiner included, or what is measured is how they share the
+cores; so by default one worker trains. Per join:
 
     gap_s           longest time between two committed steps of an old worker, from the request until a second after
                     the joiner is active, less the median step before the request
@@ -78,6 +79,11 @@ class Join:
 def measured(joins: int, workers: int, elsewhere: float) -> dict[str, Any]:
     """Let so many workers join, one after the other, and return the document."""
     details: dict[str, Any] = {"workers": workers, "seconds_elsewhere": elsewhere, "machine": machine.describe()}
+    if workers + 1 > machine.cores():
+        print(
+            f"{machine.cores()} cores for {workers + 1} workers: gaps hold what they take from one another",
+            file=sys.stderr,
+        )
     found = []
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as path, Offspring() as offspring:
         steps = Path(path) / "steps"
@@ -227,7 +233,7 @@ def main() -> int:
         epilog=f"Exit status 1 if the median gap is longer than {BAR:g} s beyond a normal step.",
     )
     parser.add_argument("--joins", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="that train before each join")
+    parser.add_argument("--workers", type=int, default=1, help="that train before each join")
     parser.add_argument("--elsewhere", type=float, default=0.05, help="seconds that a micro-batch waits")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     args = parser.parse_args()

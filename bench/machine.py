@@ -20,13 +20,18 @@ def describe() -> dict[str, Any]:
     """Return processor, memory, versions and the present load."""
     return {
         "cpu": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": version("torch"),
         "load_1m": load(),
     }
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def load() -> float:
