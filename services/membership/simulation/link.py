@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from reknit.core.events import Event, NodePulse, WorkerPulse
 
+from .network import RETRANSMIT
+
 if TYPE_CHECKING:
     from .broker import Answer, Broker, Entry
 
@@ -76,6 +78,7 @@ class Link:
         self.seen = 0
         self.silent_since: float | None = None
         self._ended = False
+        self._vanished = False
         self._there_at = -1.0  # when it was opened as if it had always been there
         self._sent = 0  # newest sequence on its way to us
         self._in_at = 0.0
@@ -129,7 +132,7 @@ class Link:
 
     def end(self, *, reset: bool) -> None:
         """The process is gone; `reset`: its kernel says so, else (the host is gone) nobody does."""
-        self._ended = True
+        self._ended, self._vanished = True, not reset
         self._outbox.clear()
         self._inbox.clear()
         if reset and self.client_id:
@@ -179,7 +182,15 @@ class Link:
 
     def _beat(self, pulse: WorkerPulse | NodePulse) -> None:
         self._out_at = when = max(self._out_at, self._clock.now + self._network.segment(self.host, _HOST))
-        self._broker.relay(pulse, when)
+        if when - self._clock.now < RETRANSMIT:
+            self._broker.relay(pulse, when)
+        else:
+            self._clock.at(when, self._beat_again, pulse)
+
+    def _beat_again(self, pulse: WorkerPulse | NodePulse) -> None:
+        """A heartbeat that was lost arrives, if its host was still there to send it again."""
+        if not self._vanished:
+            self._broker.relay(pulse, self._clock.now)
 
     def _send(self, post: Post) -> None:
         if self._held or not self._network.is_open(self.host, _HOST):
