@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from reknit.core.events import (
     Alert,
     AnyPulse,
     JobScaled,
+    Member,
     NodePulse,
     WorkerPulse,
     WorkerStarted,
@@ -53,6 +55,22 @@ async def test_headers_are_cloud_events(endpoint: Endpoint) -> None:
         assert head["ce-specversion"] == "1.0"
         assert head["ce-time"].endswith("+00:00")
         assert head["traceparent"] == TRACE
+
+
+async def test_a_large_event_is_stored_small_and_arrives_whole(endpoint: Endpoint) -> None:
+    members = tuple(
+        Member(worker=f"n{i}-0", incarnation=1, node=f"n{i}", pid=i, address=f"10.0.0.{i}:1") for i in range(250)
+    )
+    event = WorldChanged(generation=1, run="r", status="running", members=members)
+    async with joined(endpoint) as bus:
+        heard: list[Received] = []
+        await bus.follow(heard.append, job="j")
+        await bus.publish("j", event)
+        await until(lambda: heard, "the event")
+        assert [heard[0].event] == [r.event for r in await bus.backlog()] == [event]
+        stored = await bus._journal.last("reknit.j.world.changed")
+        assert stored is not None
+        assert len(stored.data) < len(wire.encode(event)) / 4
 
 
 async def test_one_id_is_stored_once_but_only_within_its_kind_and_job(endpoint: Endpoint) -> None:
@@ -110,7 +128,9 @@ async def test_no_world_yet(endpoint: Endpoint) -> None:
 
 async def test_too_large_an_event_is_refused_by_name_and_does_not_block_the_outbox(endpoint: Endpoint) -> None:
     async with joined(endpoint) as bus:
-        big = Alert(alert="a", subject="s", state="raised", severity="info", reason="x" * (9 << 20))
+        noise = random.Random(0)  # which deflating makes no smaller than half
+        text = noise.randbytes(9 << 20).hex()
+        big = Alert(alert="a", subject="s", state="raised", severity="info", reason=text)
         with pytest.raises(ReknitError, match=r"bytes on reknit\.j\.monitor\.alert is larger than 8388608"):
             await bus.publish("j", big)
         bus.post("j", big)
@@ -118,7 +138,7 @@ async def test_too_large_an_event_is_refused_by_name_and_does_not_block_the_outb
         assert await bus.flush(10.0)
         assert bus.dropped == {"refused": 1}
         assert numbers(await bus.backlog()) == [1]
-        fits = Alert(alert="a", subject="s", state="raised", severity="info", reason="x" * (7 << 20))
+        fits = Alert(alert="a", subject="s", state="raised", severity="info", reason=text[: 7 << 20])
         await bus.publish("j", fits)
         assert (await bus.backlog())[-1].event == fits
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import struct
+import zlib
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -91,3 +94,36 @@ def test_bytes_that_are_no_event(data: bytes, text: str) -> None:
 def test_large_numbers_and_odd_texts_travel() -> None:
     event = WorkerFailed(worker="w", incarnation=2**63, error="\x00\n\t🧶", traceback="", samples=(0, 2**64 - 1))
     assert wire.decode(wire.encode(event), AREAS["worker"]) == event
+
+
+def test_small_messages_stay_as_they_are_and_large_ones_are_deflated() -> None:
+    members = tuple(msgspec.structs.replace(WORLD.members[0], worker=f"n{i}-0", pid=i) for i in range(1000))
+    large = wire.encode(msgspec.structs.replace(WORLD, members=members))
+    assert wire.deflate(wire.encode(WORLD)) == wire.encode(WORLD)
+    assert len(wire.deflate(large)) < len(large) / 4
+    assert wire.inflate(wire.deflate(large)) == large
+    assert wire.inflate(large) == large
+    noise = wire.pack({"kind": random.Random(0).randbytes(wire.LARGE)})
+    assert wire.deflate(noise) == noise
+
+
+@given(st.binary())
+@example(b"\x78")
+@example(zlib.compress(b"a" * 9000)[:-1])
+@example(zlib.compress(b"a" * 9000) + b"!")
+def test_any_bytes_inflate_or_are_a_wire_error(data: bytes) -> None:
+    for tried in (data, b"\x78" + data, b"\x78\x01" + data):
+        with contextlib.suppress(WireError):
+            wire.inflate(tried)
+
+
+def test_no_message_inflates_beyond_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LARGEST", 10_000)
+    assert len(wire.inflate(zlib.compress(bytes(10_000)))) == 10_000
+    with pytest.raises(WireError, match="at most 10000 bytes"):
+        wire.inflate(zlib.compress(bytes(10_001)))
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_nothing_that_is_sent_looks_deflated(sample: object) -> None:
+    assert wire.encode(sample)[:1] != b"\x78"

@@ -259,7 +259,7 @@ class Bus:
         parent = telemetry.inject() if trace is None else trace
         if parent:
             headers["traceparent"] = parent
-        return Letter(subject, wire.encode(event), headers)
+        return Letter(subject, wire.deflate(wire.encode(event)), headers)
 
     # -------------------------------------------------------------------------------------------------- events in
 
@@ -411,7 +411,7 @@ class Bus:
 
     def _decoded(self, stored: Stored) -> Received:
         job, area = job_and_area(stored.subject)
-        event: AnyEvent = wire.decode(stored.data, AREAS.get(area, AnyEvent))
+        event: AnyEvent = wire.decode(wire.inflate(stored.data), AREAS.get(area, AnyEvent))
         if stored.subject != subject_of(job, event):
             raise UsageError(f"a {kind_of(event)} does not belong there")
         head = stored.headers

