@@ -9,7 +9,7 @@ import pytest
 
 from reknit.cli import address, trace
 from reknit.cli.control import given
-from reknit.cli.entry import size
+from reknit.cli.entry import size, workers_of
 from reknit.cli.order import job_name
 from reknit.cli.script import find
 from reknit.core import settings
@@ -140,3 +140,10 @@ def test_traces_in_order_with_depths_and_a_torn_last_line(tmp_path: Path) -> Non
     assert [s.name for s in trace.newest(spans, 1, every=True)[0]] == ["dull"]
     assert trace.depth_of(found[0]) == {"root": 0, "child": 1, "grandchild": 2}
     assert trace.newest([], 3) == []
+
+
+@pytest.mark.parametrize(("nodes", "spares", "starts"), [(1, 0, 2), (1, 1, 3), (3, 1, 2)])
+def test_the_only_node_of_a_job_starts_its_spares_too(nodes: int, spares: int, starts: int) -> None:
+    assert (
+        workers_of(JobSubmitted(run="r", script="t.py", max_nodes=nodes, spares=spares, nproc_per_node=2), 2) == starts
+    )

@@ -73,6 +73,11 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
         return Entry(decision.spec, node)
 
 
+def workers_of(spec: JobSubmitted, nproc: int) -> int:
+    """How many workers a node starts with: a job of one node has its spares there, else other nodes bring them."""
+    return nproc + (spec.spares if spec.max_nodes == 1 else 0)
+
+
 def size(spec: JobSubmitted) -> str:
     """How many workers a job has, and how many of them are spares, in words."""
     least, most = spec.min_nodes * spec.nproc_per_node, spec.max_nodes * spec.nproc_per_node

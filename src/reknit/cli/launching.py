@@ -27,7 +27,7 @@ from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
 from .address import route_to
-from .entry import enter
+from .entry import enter, workers_of
 from .host_reader import HostReader
 from .look import answering, run_service
 from .order import Order, PlaneAt
@@ -184,7 +184,7 @@ class Launch:
             job=order.job,
             run=self._spec.run,
             node=self._node,
-            nproc=order.nproc,
+            nproc=workers_of(self._spec, order.nproc),
             script=order.target,
             args=order.spec.args,
             module=order.module,

@@ -53,7 +53,11 @@ class JobSettings:
     slots: int = _setting(
         0, kinds.whole(0), "Slots of a step (global batch = slots x micro-batch); 0: the number in the script holds."
     )
-    spares: int = _setting(0, kinds.whole(0), "Hot spares: workers above the maximum that stand ready without slots.")
+    spares: int = _setting(
+        0,
+        kinds.whole(0),
+        "Hot spares: workers above the maximum that stand ready without slots; more nodes bring them, or the only one.",
+    )
     max_restarts: int = _setting(
         100, kinds.whole(0), "Restarts of failed workers that the whole job may use up.", also=("PET_MAX_RESTARTS",)
     )
