@@ -12,7 +12,8 @@ class Spread:
 
     def __init__(self, multiple: int) -> None:
         self._multiple = multiple
-        self._levels: list[dict[str, Rumour]] = [{}]  # how often it was told -> name -> rumour, newest last
+        # how often it was told -> name -> rumour and its bytes, newest last
+        self._levels: list[dict[str, tuple[Rumour, int]]] = [{}]
         self._level: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -26,7 +27,7 @@ class Spread:
     def tell(self, rumour: Rumour) -> None:
         """Begin to tell it, instead of what was told of the same member before."""
         self.drop(rumour.name)
-        self._levels[0][rumour.name] = rumour
+        self._levels[0][rumour.name] = rumour, rumour.size
         self._level[rumour.name] = 0
 
     def drop(self, name: str) -> None:
@@ -50,23 +51,23 @@ class Spread:
         if not self._level:
             return tuple(taken)
         limit = self._multiple * max(1, math.ceil(math.log10(size + 1)))
-        moved: list[tuple[int, Rumour]] = []
+        moved: list[tuple[int, tuple[Rumour, int]]] = []
         for told, level in enumerate(self._levels):
-            for name in reversed(level):
-                rumour = level[name]
-                if rumour.size > room:
+            for held in reversed(level.values()):
+                if held[1] > room:
                     break
-                room -= rumour.size
-                moved.append((told, rumour))
-        for told, rumour in reversed(moved):
-            del self._levels[told][rumour.name]
+                room -= held[1]
+                moved.append((told, held))
+        for told, held in reversed(moved):
+            name = held[0].name
+            del self._levels[told][name]
             if told + 1 >= limit:
-                del self._level[rumour.name]
+                del self._level[name]
             else:
                 if told + 1 == len(self._levels):
                     self._levels.append({})
-                self._levels[told + 1][rumour.name] = rumour
-                self._level[rumour.name] = told + 1
-            if first is None or rumour.name != first.name:
-                taken.append(rumour)
+                self._levels[told + 1][name] = held
+                self._level[name] = told + 1
+            if first is None or name != first.name:
+                taken.append(held[0])
         return tuple(taken)
