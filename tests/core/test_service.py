@@ -19,7 +19,7 @@ import pytest
 from reknit.core import telemetry
 from reknit.core.bus import Bus, Received
 from reknit.core.context import ENDPOINT, Endpoint, to_env
-from reknit.core.events import JobFinished, JobScaled, NodePulse, WorldChanged
+from reknit.core.events import JobFinished, JobScaled, NodePulse, TargetsSet, WorldChanged
 from reknit.core.service import Decision, Disconnected, Out, Runner, Tick, Told
 from support.buses import Broker, joined, numbered, numbers, until
 
@@ -231,6 +231,26 @@ async def test_what_is_under_way_is_not_asked_for_twice(broker: Broker) -> None:
             broker.start()
             await until(lambda: runner._jobs["j"].state == "done", "the world")
         assert generations(await bus.backlog()) == [1]
+
+
+async def test_what_is_worth_saying_for_a_moment_only_is_not_said_after_an_outage(broker: Broker) -> None:
+    """Nor is it said if it had to wait too long behind others; what is always true is said."""
+
+    def ask(state: Any, told: Told) -> Decision[Any]:
+        if not isinstance(told.event, JobScaled):
+            return Decision(state)
+        now = Out(WorldChanged(generation=1, run="r", status="running"), id="now", within=0.3)
+        behind = Out(WorldChanged(generation=2, run="r", status="running"), id="behind", within=0.2)
+        return Decision(state, (now, behind, Out(TargetsSet(run="r"), id="always")))
+
+    async with joined(broker.endpoint) as bus, running(broker.endpoint, ask) as runner:
+        broker.kill()
+        runner._tell(Told("j", numbered(1), 0.0))
+        assert len(runner._under_way) == 3
+        await until(lambda: {key[2] for key in runner._under_way} <= {"always"}, "the others to be given up")
+        broker.start()
+        await until(lambda: not runner._under_way, "the rest")
+        assert [type(r.event) for r in await bus.backlog()] == [TargetsSet]
 
 
 async def test_pulses_and_disconnects_are_told(endpoint: Endpoint) -> None:
