@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from reknit.services.membership.simulation.faults import VERBS, docs, parse
@@ -99,3 +101,5 @@ def test_a_line_that_makes_no_sense_is_refused_by_name() -> None:
 
 def test_the_language_is_told_as_a_table() -> None:
     assert all(f" {verb}" in docs() for verb in VERBS)
+    page = Path(__file__).parents[2] / "docs" / "simulation.md"
+    assert docs() in page.read_text(), f"docs/simulation.md lacks the table; it should have\n{docs()}"
