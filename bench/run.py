@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "freeze": ("recovery.py", "--event", "freeze", "--count", "3"),
     "drain": ("recovery.py", "--event", "drain", "--count", "3"),
     "join": ("join.py", "--joins", "3"),
-    "membership": ("membership_sim.py", "--quick"),
+    "membership_sim": ("membership_sim.py", "--quick"),
     "rebuild": ("rebuild.py", "--workers", "2,8", "--rounds", "3"),
     "membership": ("membership_events.py", "--kill-worker", "9", "--kill-node", "4", "--silence", "1", "--ten", "2"),
     "heartbeats": ("heartbeats.py", "--workers", "1000", "--events", "10", "--seconds", "10"),
