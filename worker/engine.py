@@ -47,6 +47,8 @@ from .work import Result
 
 FED_LATELY = 10.0
 """Seconds (and one step) for which somebody outside who was fed counts as still learning."""
+LAST_CHECKPOINT = 1.0
+"""Seconds that the workers of a run that stops go on for its last checkpoint to be asked for."""
 FLUSH_PATIENCE = 120.0
 """Seconds to wait at the end of a run for the broker to take the last ledger records."""
 
@@ -107,6 +109,7 @@ class Engine:
             moved=shared.moved,
         )
         self.stopping = False
+        self._stays_until = 0.0
         self._fed_lately = (0.0, -1)
         self._broken_at: float | None = None
         self._orphans = 0
@@ -153,6 +156,15 @@ class Engine:
             if shared.generation and self._broken_at is None:
                 self._broken_at = time.monotonic()
         self.neighbours.abort(before=world.generation)
+
+    def stop(self, *, awaits_checkpoint: bool) -> None:
+        """The run was asked to stop (bus thread): all leave together, not before the last checkpoint was asked for."""
+        self._stays_until = time.monotonic() + (LAST_CHECKPOINT if awaits_checkpoint else 0.0)
+        self.stopping = True
+
+    def checkpoint_asked(self) -> None:
+        """The last checkpoint of a run that stops was asked for (bus thread): no reason any more to stay."""
+        self._stays_until = 0.0
 
     def on_plan(self, plan: Plan) -> None:
         """A plan was heard (bus thread)."""
@@ -318,10 +330,11 @@ class Engine:
     def _wishes(self) -> Wishes:
         shared = self.shared
         weights, fed = self._own_weights(), self._teaches_outside()
+        leaves = bool(shared.leaving) and time.monotonic() >= self._stays_until
         with shared.cv:
             return Wishes(
                 plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
-                leaving=self.caller.leavers | ({self.identity.worker} if shared.leaving else frozenset()),
+                leaving=self.caller.leavers | ({self.identity.worker} if leaves else frozenset()),
                 checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
                 ledger=self.ledger.stored,
                 chain=shared.chain,
@@ -392,7 +405,8 @@ class Engine:
             self.ledger.flush()  # a checkpoint counts only once the ledger reaches its step
         # who reduces nothing (a spare, a learner) has no say in the control piece; it sees that it has no slots
         me, busy = self.identity.worker, {r.worker for r in settled.owners}
-        if shared.leaving and not settled.stop and (me in settled.leaving or me not in busy):
+        together = settled.stop or self.stopping
+        if shared.leaving and not together and (me in settled.leaving or me not in busy):
             self._say_idle()
 
     def _say_idle(self) -> None:

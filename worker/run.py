@@ -581,8 +581,11 @@ class Run:
                 engine.on_plan(Plan(event.generation, event.version, event.ranges))
             case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
                 self._saving.hear(event)
+                if isinstance(event, CheckpointRequested) and not event.reassigned and engine.stopping:
+                    engine.checkpoint_asked()
             case JobStopAsked():
-                engine.stopping = True  # of this run: only what is said from our start on is heard
+                # of this run: only what is said from our start on is heard
+                engine.stop(awaits_checkpoint=bool(self.context.checkpoint_dir) and not event.at_once)
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))

@@ -78,6 +78,21 @@ def test_scale_drain_and_stop_a_job_that_runs(place: Place, training: Command) -
     assert proof["steps"] == place.json("status", "--job", "t")["progress"]["committed"]
 
 
+@pytest.mark.parametrize("spares", ["0", "1"])
+def test_a_polite_stop_leaves_a_checkpoint_of_the_last_step(place: Place, spares: str) -> None:
+    script = place.script("tiny.py", TINY)
+    flags = ("--job", "t", "--node", "n", "--nproc-per-node", "2", "--spares", spares)
+    run = place.start("run", *flags, str(script), "gate", "500")
+    run.until("loss ")
+    until(lambda: len(members(place)) == 2 + int(spares), "all are there", 90.0)
+    place.call("stop", "--job", "t")
+    assert run.wait() == 143, run.shown
+    place.nothing_left()
+    [last] = place.json("checkpoints", "ls", "--job", "t")[-1:]
+    assert last["step"] == place.json("status", "--job", "t")["progress"]["committed"]
+    assert len(place.json("world", "--history", "--job", "t")) == 2, "the ring, and its end"
+
+
 # All is trained when the script raises: in the ring's block, or after it.
 _LATE = TINY.replace('print("trained", flush=True)', "")
 

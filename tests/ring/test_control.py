@@ -93,6 +93,16 @@ def test_a_job_that_is_to_stop_waits_for_nobody_who_learns(who: int) -> None:
     assert settled.stop
 
 
+def test_a_job_that_is_to_stop_does_not_go_on_with_its_spares() -> None:
+    leaving = Wishes(leaving=frozenset(RING[:2]), checkpoint="last")
+    ring = ("w0", "w1", "spare")
+    goes_on = control.settle(leaving, OWNERS[:2], 6, generation=4, ring=ring, current=ring)
+    assert (goes_on.stop, [r.worker for r in goes_on.owners]) == (False, ["spare"])
+    stopping = control.merge(leaving, Wishes(stopping=True))
+    stops = control.settle(stopping, OWNERS[:2], 6, generation=4, ring=ring, current=ring)
+    assert (stops.stop, stops.owners, stops.checkpoint) == (True, (), "last")
+
+
 @pytest.mark.parametrize(
     "piece",
     [

@@ -326,7 +326,9 @@ class Agent:
 
     def _on_dying(self, worker: str, running: Running) -> None:
         if not running.ended:
-            self._feed(Dying(worker, running.hand.pid, time.monotonic()))
+            rest = {w: r.hand.pid for w, r in self._running.items() if w != worker and not r.ended}
+            others = tuple(w for w, pid in rest.items() if procfs.is_doomed(pid))
+            self._feed(Dying(worker, running.hand.pid, time.monotonic(), others))
 
     def _no_watch(self, why: str) -> None:
         if self._watching:

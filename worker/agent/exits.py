@@ -26,6 +26,7 @@ def on_dying(state: State, told: Dying) -> Decision:
         node=state.node,
         pid=told.pid,
         expected=_expected(state, place),
+        others=told.others,
     )
     return Decision(state, (Post(dying, f"dying/{place.worker}/{place.incarnation}"),))
 

@@ -47,11 +47,19 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """The kernel has begun to end a worker process; that it was reaped follows."""
+    """The kernel has begun to end a worker process; that it was reaped follows.
+
+    Attributes:
+        worker: its id.
+        pid: of the process.
+        now: monotonic seconds.
+        others: workers here that are about to end as well.
+    """
 
     worker: str
     pid: int
     now: float
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

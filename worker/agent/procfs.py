@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from .stuck import Look
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _PF_EXITING = 0x4
+_SIGKILL = 1 << (signal.SIGKILL - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ def is_ending(pid: int) -> bool:
     text = _read(_PROC / str(pid) / "stat")
     fields = text[text.rfind(")") + 2 :].split()
     return len(fields) < 7 or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+
+
+def is_doomed(pid: int) -> bool:
+    """True if the process was sent SIGKILL, also while the kernel has not got round to it."""
+    for line in _read(_PROC / str(pid) / "status").splitlines():
+        if line.startswith(("SigPnd:", "ShdPnd:")) and int(line.split()[1], 16) & _SIGKILL:
+            return True
+    return is_ending(pid)
 
 
 def look(pid: int) -> Look | None:

@@ -160,7 +160,7 @@ def settle(
         ranges = wishes.plan.ranges
     busy = [r.worker for r in ranges if r.end > r.first]
     staying = [w for w in busy if w not in wishes.leaving]
-    if not staying:
+    if not staying and not wishes.stopping:  # a run that stops needs nobody to go on
         staying = [w for w in ring if w in current and w not in wishes.leaving]
     learns = wishes.fed or any(w not in current and w not in wishes.leaving for w in ring)
     stop = not staying and (wishes.stopping or not learns)
