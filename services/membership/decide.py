@@ -26,7 +26,7 @@ from reknit.core.events import (
 )
 
 from .candidates import JOIN_PATIENCE, JOIN_WINDOW, joiners, kept_out, outside
-from .cut import CHECK_WAIT, SETTLE, UNSTABLE_WAIT, relink_wait, removable
+from .cut import BURST, CHECK_WAIT, LONGEST_BURST, SETTLE, UNSTABLE_WAIT, relink_wait, removable
 from .damping import Kept
 from .formation import enough
 from .hearing import disconnected, hear, is_cut_off, is_silent, node_is_gone, notice, told_of
@@ -264,6 +264,7 @@ def _alarm(record: Record, sight: Sight, verdict: Verdict, now: float) -> float 
     if verdict.gone:
         due += [check.at + CHECK_WAIT for check in sight.checks.values() if check.urgent]
         due += [sight.gone_changed + SETTLE, sight.gone_since + UNSTABLE_WAIT]
+        due += [sight.gone_changed + BURST, sight.gone_since + CHECK_WAIT, sight.gone_since + LONGEST_BURST]
     if verdict.nearly:
         due.append(now + NEARLY)
     if sight.breaks_since is not None and not verdict.dead:

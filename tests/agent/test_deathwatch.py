@@ -262,6 +262,20 @@ def test_dying_comes_first_and_the_exit_does_the_rest(make_agent: Make) -> None:
     assert [type(e) for e in told_of(one, started)] == [WorkerDying, WorkerExited]
 
 
+def test_the_first_that_ends_tells_of_the_others_that_were_killed_with_it(make_agent: Make) -> None:
+    one = make_agent(FOREVER.format(megabytes=1), nproc=3).submit().start()
+    until(lambda: one.told().count("runs") == 3, "all run")
+    started = [one.started(n) for n in (1, 2, 3)]
+    one.world(1, *(one.register(s) for s in started))
+    until(lambda: watchers(one) == 3, "they are watched")
+    one.signal(signal.SIGSTOP)  # it hears of neither before both are killed
+    for victim in started[:2]:
+        os.kill(victim.pid, signal.SIGKILL)
+    one.signal(signal.SIGCONT)
+    first = one.event(WorkerDying)
+    assert {first.worker, *first.others} == {s.worker for s in started[:2]}
+
+
 def test_a_stopped_worker_is_not_dying_until_it_is_killed(make_agent: Make) -> None:
     one = make_agent(FOREVER.format(megabytes=1), evict_grace=0.5).submit().start()
     started = registered(one)

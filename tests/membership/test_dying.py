@@ -29,6 +29,39 @@ def test_a_world_at_once_and_none_for_the_exit() -> None:
     assert len(town.worlds) == 2
 
 
+def test_ten_that_end_one_after_the_other_are_one_change_of_the_world() -> None:
+    workers = [f"{node}-{i}" for node in "abc" for i in range(4)]
+    town = ring_of(*workers)
+    town.dies("a-1", others=("a-2", "a-3"))
+    for number, worker in enumerate(workers[2:-1]):
+        town.later(0.006 + 0.008 * number, lambda w=worker: town.dies(w))
+    assert town.until(lambda: len(town.members) == 2, 1.0) < 0.078 + SOON
+    assert len(town.worlds) == 2
+
+
+def test_who_is_seen_dying_is_waited_for() -> None:
+    town = ring_of("a-0", "a-1", "b-0")
+    town.dies("a-0", others=("a-1",))
+    town.later(0.03, lambda: town.dies("a-1"))
+    assert town.until(lambda: town.members == ["b-0"], 1.0) < 0.03 + SOON
+    assert len(town.worlds) == 2
+
+
+def test_but_not_for_long_if_it_does_not_die() -> None:
+    town = ring_of("a-0", "a-1", "b-0")
+    town.dies("a-0", others=("a-1",))
+    assert town.until(lambda: town.members == ["a-1", "b-0"], 1.0) < 0.1
+    town.run(5.0)
+    assert len(town.worlds) == 2
+
+
+def test_two_that_die_do_not_wait_long_for_a_third() -> None:
+    town = ring_of("a-0", "a-1", "b-0", "b-1")
+    town.dies("a-0")
+    town.dies("b-0")
+    assert town.until(lambda: town.members == ["a-1", "b-1"], 1.0) < SOON
+
+
 @pytest.mark.parametrize("exit_after", [0.0, 0.001, 0.03, 1.0])
 def test_restarts_and_failures_are_counted_as_with_the_exit_alone(exit_after: float) -> None:
     towns = [ring_of("a-0", "b-0", "c-0"), ring_of("a-0", "b-0", "c-0")]

@@ -193,12 +193,19 @@ class Townsfolk:
             WorkerExited(worker=worker, incarnation=body.incarnation, node=body.node, pid=body.pid, code=code, **more)
         )
 
-    def dies(self, worker: str, exit_after: float | None = 0.03, *, expected: bool = False) -> None:
+    def dies(
+        self, worker: str, exit_after: float | None = 0.03, *, expected: bool = False, others: tuple[str, ...] = ()
+    ) -> None:
         """The kernel begins to end the process, which is told at once; it is reaped a while later, or never."""
         body = self.bodies[worker]
         body.beats, body.dial = False, "refused"
         dying = WorkerDying(
-            worker=worker, incarnation=body.incarnation, node=body.node, pid=body.pid, expected=expected
+            worker=worker,
+            incarnation=body.incarnation,
+            node=body.node,
+            pid=body.pid,
+            expected=expected,
+            others=others,
         )
         self.say(dying)
         if exit_after is not None:

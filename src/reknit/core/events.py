@@ -329,6 +329,8 @@ class WorkerDying(Event, frozen=True, tag="worker.dying"):
     pid: int
     expected: bool = False
     """True after a drain or stop."""
+    others: tuple[str, ...] = ()
+    """Workers of the node that are about to end as well: one world shall do for all of them."""
 
 
 class WorkerExited(Event, frozen=True, tag="worker.exited"):
