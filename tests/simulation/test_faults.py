@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from reknit.core.events import NodeHeld
+from reknit.services.membership.simulation.cluster import Cluster
 from reknit.services.membership.simulation.faults import VERBS, docs, parse
+from reknit.services.membership.simulation.invariants import Invariants
 from reknit.services.membership.simulation.scenario import Outcome, Scenario, play
 
 SEED = 11
@@ -103,3 +106,23 @@ def test_the_language_is_told_as_a_table() -> None:
     assert all(f" {verb}" in docs() for verb in VERBS)
     page = Path(__file__).parents[2] / "docs" / "simulation.md"
     assert docs() in page.read_text(), f"docs/simulation.md lacks the table; it should have\n{docs()}"
+
+
+def test_a_node_that_comes_and_goes_is_kept_out_for_a_while_and_then_let_in() -> None:
+    cluster = Cluster(nodes=10, seed=SEED)
+    invariants = Invariants(cluster)
+    cluster.begin()
+    cluster.run(2.0)
+    for _ in range(6):
+        cluster.restart(cluster.nodes[3:4])
+        cluster.run(3.0)
+    held = [entry.event for entry in cluster.broker.log if isinstance(entry.event, NodeHeld)]
+    assert {event.node for event in held} == {"n3"}
+    world = cluster.world
+    assert world is not None
+    assert len(world.members) == 9
+    assert invariants.world_is_whole(), "who is kept out is not missed"
+    cluster.run(max(event.until for event in held) - cluster.broker.wall + 3.0)
+    assert cluster.world is not None
+    assert len(cluster.world.members) == 10
+    assert not invariants.violations

@@ -155,6 +155,19 @@ def test_a_reader_that_missed_a_world() -> None:
     assert [v.rule for v in invariants.violations] == ["seen in order"]
 
 
+def test_two_services_that_read_the_same_and_know_another() -> None:
+    cluster = Cluster(nodes=6, seed=1, hubs=2)
+    invariants = Invariants(cluster)
+    cluster.begin()
+    cluster.run(3.0)
+    invariants.order()
+    assert not invariants.violations
+    hub = cluster.hubs[1]
+    hub.view = dataclasses.replace(hub.view, record=dataclasses.replace(hub.view.record, restarts=7))
+    invariants.order()
+    assert [v.rule for v in invariants.violations] == ["one log, one record"]
+
+
 def test_somebody_who_is_left_outside() -> None:
     cluster = Cluster(nodes=6, seed=1)
     invariants = Invariants(cluster)

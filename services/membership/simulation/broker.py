@@ -17,6 +17,8 @@ from .clock import Clock
 from .link import Link, Post
 from .network import Network
 
+WALL = 1_700_000_000.0
+"""The broker's clock at the beginning, seconds since the epoch."""
 HOST = -1
 """The broker's place in the network."""
 STORED = 0.0004
@@ -33,12 +35,13 @@ Answer = Literal["stored", "stale"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """One event of the log."""
+    """One event of the log; `at`: when it was stored, by the broker's clock, seconds since the epoch."""
 
     seq: int
     event: AnyEvent
     id: str
     kind: str
+    at: float
 
 
 class Broker:
@@ -66,6 +69,11 @@ class Broker:
         self._clients = 100
         clock.after(SWEEP, self._sweep)
 
+    @property
+    def wall(self) -> float:
+        """Its clock, seconds since the epoch."""
+        return WALL + self.clock.now
+
     # --------------------------------------------------------------------------------------------------------- log
 
     def append(self, event: Event, id_: str, expect_last: int | None) -> Answer:
@@ -76,7 +84,7 @@ class Broker:
         before = self._of_kind.setdefault(kind, [])
         if expect_last is not None and expect_last != (before[-1].seq if before else 0):
             return "stale"
-        entry = Entry(len(self.log) + 1, cast(AnyEvent, event), id_, kind)
+        entry = Entry(len(self.log) + 1, cast(AnyEvent, event), id_, kind, self.wall)
         self.log.append(entry)
         self._ids.add((kind, id_))
         before.append(entry)

@@ -28,8 +28,6 @@ from .training import Life, Training
 
 STORM = 5.0
 """Seconds in which all nodes come when none is there at the beginning."""
-WALL = 1_700_000_000.0
-"""Wall clock at the beginning, seconds since the epoch."""
 SEALED = 28 + 48
 """Bytes that seal, UDP and IP add to a packet."""
 WEIGHED = 16
@@ -79,7 +77,6 @@ class Cluster:
         self.trace = Trace()
         self.training = Training(self.clock, self._takes_part)
         self.preset = preset
-        self.wall = WALL
         self.run_id = "run1"
         self.tells_rtt = tells_rtt
         self.worlds: list[tuple[float, WorldChanged]] = []

@@ -94,7 +94,7 @@ class Hub:
             kinds=None,
             on_entry=self._on_entry,
             on_pulse=self._on_pulse,
-            on_notice=lambda client_id, name: self._tell(Told(JOB, Disconnected(client_id, name), self._clock.now)),
+            on_notice=self._on_notice,
         )
         for entry in self._broker.log if self._broker.up else ():
             self._read(entry)
@@ -120,26 +120,31 @@ class Hub:
     # --------------------------------------------------------------------------------------------------------- inputs
 
     def _read(self, entry: Entry) -> None:
-        self._absorb(Told(JOB, entry.event, self._clock.now, seq=entry.seq, live=False, id=entry.id))
+        self._absorb(Told(JOB, entry.event, self._clock.now, seq=entry.seq, live=False, id=entry.id, at=entry.at))
 
     def _on_entry(self, entry: Entry) -> None:
-        self._tell(Told(JOB, entry.event, self._clock.now, seq=entry.seq, trace=f"{entry.seq}", id=entry.id))
+        self._tell(
+            Told(JOB, entry.event, self._clock.now, seq=entry.seq, trace=f"{entry.seq}", id=entry.id, at=entry.at)
+        )
 
     def _on_pulse(self, pulse: WorkerPulse | NodePulse) -> None:
-        self._tell(Told(JOB, pulse, self._clock.now))
+        self._tell(Told(JOB, pulse, self._clock.now, at=self._broker.wall))
+
+    def _on_notice(self, client_id: int, name: str) -> None:
+        self._tell(Told(JOB, Disconnected(client_id, name), self._clock.now, at=self._broker.wall))
 
     def _tick(self, life: int) -> None:
         if life != self._life:
             return
         self._clock.after(TICK, self._tick, life)
         if self.running:
-            self._tell(Told(JOB, Tick(), self._clock.now))
+            self._tell(Told(JOB, Tick(), self._clock.now, at=self._broker.wall))
 
     def _ring_alarm(self, life: int, when: float) -> None:
         if life == self._life and self._alarm == when:
             self._alarm = None
             if self.running:
-                self._tell(Told(JOB, Tick(), self._clock.now))
+                self._tell(Told(JOB, Tick(), self._clock.now, at=self._broker.wall))
 
     def _absorb(self, told: Told) -> Decision[View]:
         before = self.view.record.generation

@@ -4,6 +4,7 @@
 * every member that dies leaves the world, once, and does not come back;
 * one sequence of worlds: each is the one before, less `removed`, plus `added`; each reader sees them all, in order;
 * a refuted incarnation never dies: what a node holds about another only gets newer;
+* services that have read the same log hold the same record;
 * some time after the last fault everybody who is there is in the world, and in everybody's view, and nobody else.
 """
 
@@ -13,7 +14,7 @@ import dataclasses
 import itertools
 
 from reknit.core import wire
-from reknit.core.events import WorldChanged
+from reknit.core.events import NodeHeld, WorldChanged
 from reknit.gossip.gossip import Happening
 
 from .broker import Entry
@@ -56,7 +57,7 @@ class Invariants:
         self.largest = 0
         self._members: frozenset[Life] = frozenset()
         self._generation = 0
-        self._died: dict[Life, float] = {}
+        self._kept_out: dict[str, float] = {}
         self._buried: set[Life] = set()
         self._held: dict[tuple[int, int, str], tuple[int, int, int]] = {}
         cluster.broker.watchers.append(self._on_entry)
@@ -72,6 +73,8 @@ class Invariants:
     def _on_entry(self, entry: Entry) -> None:
         if isinstance(entry.event, WorldChanged):
             self._world(entry.event)
+        elif isinstance(entry.event, NodeHeld):
+            self._kept_out[entry.event.node] = entry.event.until
 
     def _world(self, world: WorldChanged) -> None:
         now = [(m.worker, m.incarnation) for m in world.members]
@@ -128,6 +131,9 @@ class Invariants:
         """Each reader has seen the worlds one after the other."""
         for hub in self._cluster.hubs:
             self._consecutive(hub.name, hub.worlds)
+        records = [hub.view.record for hub in self._cluster.hubs if hub.running]
+        if any(record != records[0] for record in records[1:]):
+            self._say("one log, one record", "two services hold different ones")
         for node in self._cluster.nodes:
             if node.worker is not None:
                 self._consecutive(node.worker.name, node.worker.worlds)
@@ -140,7 +146,8 @@ class Invariants:
         """Everybody who is there is a member, and nobody else is; `final`: if not, that is a violation."""
         there = {n.worker.life for n in self._cluster.nodes if n.up and n.worker is not None and n.worker.lives}
         dead = sorted(life for life in self._members if self._is_dead(life))
-        missing = sorted(there - self._members)
+        kept_out = {name for name, until in self._kept_out.items() if until > self._cluster.broker.wall}
+        missing = sorted(life for life in there - self._members if self._cluster.node_of(life[0]).name not in kept_out)
         if final and dead:
             self._say("every crash is evicted", f"still members: {_some(dead)}")
         if final and missing:

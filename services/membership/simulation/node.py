@@ -96,7 +96,7 @@ class Node:
 
     def wall_ms(self) -> int:
         """Its wall clock, milliseconds since the epoch."""
-        return round((self._cluster.wall + self.clock.now + self.skew) * 1000)
+        return round((self.broker.wall + self.skew) * 1000)
 
     # ------------------------------------------------------------------------------------------------------- its life
 

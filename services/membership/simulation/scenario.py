@@ -107,7 +107,12 @@ class Outcome:
 def play(scenario: Scenario, seed: int, *, reducer: Reducer = decide) -> Outcome:
     """Let a scenario happen, and look at it until all has been quiet for long enough."""
     cluster = Cluster(
-        nodes=scenario.nodes, seed=seed, hubs=scenario.hubs, preset=PRESETS[scenario.preset], reducer=reducer
+        nodes=scenario.nodes,
+        seed=seed,
+        hubs=scenario.hubs,
+        preset=PRESETS[scenario.preset],
+        reducer=reducer,
+        tells_rtt=True,
     )
     invariants = Invariants(cluster)
     cluster.begin(storm=scenario.storm)
