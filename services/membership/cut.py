@@ -1,11 +1,10 @@
 """When to act: many failures at once become one change of the world, a lonely certain one is acted on at once.
 
 Deaths with certain evidence wait for nothing but what will be known within milliseconds: a targeted check that is under
-way (the other workers of a node that was killed), others of a node that its agent sees dying, and, where several died
-but not simply all of one node, for the next one: processes that are killed at once end one after the other. Others wait
-until nothing has changed for `SETTLE` and no other member is between life and death (Rapid's rule: cut when some are
-high and none is in between, Suresh et al. 2018), at most `LONGEST`. A break of links without a death waits a little
-longer, for the death that may be behind it.
+way (the other workers of a node that was killed), and, where several died but not simply all of one node, for the next
+one: processes that are killed at once end one after the other. Others wait until nothing has changed for `SETTLE` and
+no other member is between life and death (Rapid's rule: cut when some are high and none is in between, Suresh et al.
+2018), at most `LONGEST`. A break of links without a death waits a little longer, for the death that may be behind it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
     staying = [m for m in record.members if m.worker not in gone]
     if not verdict.dead and any(record.is_leaving(m) for m in staying):
         return stable  # they leave at the same step boundary: no new ring for each of them
-    if since < CHECK_WAIT and (_checks_under_way(record, sight, verdict, now) or _doomed(record, sight, verdict, now)):
+    if since < CHECK_WAIT and _checks_under_way(record, sight, verdict, now):
         return False
     return since >= LONGEST_BURST or now - sight.gone_changed >= BURST or not _is_burst(record, verdict)
 
@@ -78,12 +77,6 @@ def _is_burst(record: Record, verdict: Verdict) -> bool:
     nodes = {m.node for m in record.members if m.worker in verdict.dead}
     left = {m.node for m in record.members if m.worker not in verdict.gone}
     return len(verdict.dead) > 1 and (len(nodes) > 1 or bool(nodes & left))
-
-
-def _doomed(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
-    """True if an agent sees another member dying of whose death it has not told yet."""
-    at = (sight.noticed.get(("doomed", m.worker)) for m in record.members if m.worker not in verdict.gone)
-    return any(since is not None and now - since < CHECK_WAIT for since in at)
 
 
 def relink_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:

@@ -264,7 +264,7 @@ def _alarm(record: Record, sight: Sight, verdict: Verdict, now: float) -> float 
     if verdict.gone:
         due += [check.at + CHECK_WAIT for check in sight.checks.values() if check.urgent]
         due += [sight.gone_changed + SETTLE, sight.gone_since + UNSTABLE_WAIT]
-        due += [sight.gone_changed + BURST, sight.gone_since + CHECK_WAIT, sight.gone_since + LONGEST_BURST]
+        due += [sight.gone_changed + BURST, sight.gone_since + LONGEST_BURST]
     if verdict.nearly:
         due.append(now + NEARLY)
     if sight.breaks_since is not None and not verdict.dead:

@@ -123,11 +123,6 @@ def notice(record: Record, sight: Sight, event: Event, now: float, trace: str) -
         if ("ring", event.peer) not in noticed:
             noticed = put(noticed, ("ring", event.peer), now)
         sight = dataclasses.replace(sight, breaks_since=since, noticed=noticed)
-    elif isinstance(event, WorkerDying):
-        noticed = sight.noticed
-        for other in event.others:
-            noticed = put(noticed, ("doomed", other), now)
-        sight = dataclasses.replace(sight, noticed=noticed)
     elif isinstance(event, TargetsSet):  # answered; the world that follows some day has a cause of its own
         return dataclasses.replace(sight, trace="")
     elif isinstance(event, WorkerStuck):

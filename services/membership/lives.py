@@ -208,13 +208,24 @@ def _life_of(record: Record, event: WorkerDying | WorkerExited) -> Life:
 
 def _dying(record: Record, event: WorkerDying, _seq: int) -> Record:
     """The process ends; what that means beyond its place in the ring is told by its exit."""
-    worker = _alive(record, *_life_of(record, event))
-    if worker is None or not record.open:
+    if not record.open:
         return record
-    detail = f"the kernel ends its process (pid {event.pid})"
-    asked = event.expected or record.stop is not None or record.is_leaving(worker.member("active"))
-    evidence = observe("dying", event.worker, f"agent of {event.node}", detail)
-    return end(record, worker.life, Ending("left" if asked else "died", evidence, worker.node))
+    ended = [_alive(record, *_life_of(record, event)), *(_of_pid(record, event, *o) for o in event.others.items())]
+    for worker in ended:
+        if worker is not None:
+            detail = f"the kernel ends its process (pid {worker.pid})"
+            asked = event.expected or record.stop is not None or record.is_leaving(worker.member("active"))
+            evidence = observe("dying", worker.worker, f"agent of {event.node}", detail)
+            record = end(record, worker.life, Ending("left" if asked else "died", evidence, worker.node))
+    return record
+
+
+def _of_pid(record: Record, event: WorkerDying, name: str, pid: int) -> Worker | None:
+    """The worker that is this very process, if its life goes on."""
+    known = record.workers.get(name)
+    if known is None or (known.node, known.pid) != (event.node, pid) or known.life in record.endings:
+        return None
+    return known
 
 
 def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:

@@ -205,7 +205,7 @@ class Townsfolk:
             node=body.node,
             pid=body.pid,
             expected=expected,
-            others=others,
+            others={other: self.bodies[other].pid for other in others},
         )
         self.say(dying)
         if exit_after is not None:

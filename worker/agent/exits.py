@@ -18,17 +18,28 @@ def on_dying(state: State, told: Dying) -> Decision:
     place = state.place(told.worker)
     if place is None or place.phase not in {"alive", "ending", "killed"} or place.pid != told.pid:
         return Decision(state)
-    if place.finished or place.error or state.mode in {"finishing", "failing"}:
-        return Decision(state)  # the ring goes on without it already, or is at its end
+    if _is_done(place) or state.mode in {"finishing", "failing"}:
+        return Decision(state)
+    expected = _expected(state, place)
+    others = {
+        other.worker: other.pid
+        for other in state.places
+        if other.worker in told.others and other.living and _expected(state, other) == expected and not _is_done(other)
+    }
     dying = WorkerDying(
         worker=place.worker,
         incarnation=place.incarnation,
         node=state.node,
         pid=told.pid,
-        expected=_expected(state, place),
-        others=told.others,
+        expected=expected,
+        others=others,
     )
     return Decision(state, (Post(dying, f"dying/{place.worker}/{place.incarnation}"),))
+
+
+def _is_done(place: Place) -> bool:
+    """True if the ring goes on without it already, or is at its end."""
+    return bool(place.finished or place.error)
 
 
 def on_exit(state: State, told: Exited) -> Decision:

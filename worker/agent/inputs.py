@@ -53,7 +53,7 @@ class Dying:
         worker: its id.
         pid: of the process.
         now: monotonic seconds.
-        others: workers here that are about to end as well.
+        others: workers here whose processes were sent SIGKILL too.
     """
 
     worker: str

@@ -329,8 +329,9 @@ class WorkerDying(Event, frozen=True, tag="worker.dying"):
     pid: int
     expected: bool = False
     """True after a drain or stop."""
-    others: tuple[str, ...] = ()
-    """Workers of the node that are about to end as well: one world shall do for all of them."""
+    others: dict[str, int] = {}
+    """Worker -> pid: processes of the node that were sent SIGKILL too. Each is told of by an event of its own as well,
+    but that takes its time, and one world shall do for all of them."""
 
 
 class WorkerExited(Event, frozen=True, tag="worker.exited"):
