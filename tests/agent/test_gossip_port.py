@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from reknit.core.context import AgentContext, Endpoint
 from reknit.core.discovery.names import resolve
 from reknit.worker.agent.gossiping import Gossiping
 from support.buses import until
-
-NO_IPV6 = not Path("/proc/net/if_inet6").is_file() or "0" * 31 + "1" not in Path("/proc/net/if_inet6").read_text()
+from support.ipv6 import ipv6_here
 
 
 def free_port() -> int:
@@ -62,7 +60,9 @@ async def test_the_port_that_was_asked_for() -> None:
             assert split(second.address)[1] not in {0, port}
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(NO_IPV6, reason="no ::1"))])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not ipv6_here(), reason="no ::1"))]
+)
 async def test_nodes_meet_through_a_seed(host: str) -> None:
     async with (
         gossiping("a", host) as (first, _),

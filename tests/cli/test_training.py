@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reknit.core.broker import Broker
 from support.agents import until
+from support.ipv6 import ipv6_here
 from support.launchers import Command, Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -201,4 +204,30 @@ def test_a_node_whose_broker_goes_before_its_agent_has_joined_gives_up(place: Pl
         broker.kill()
     assert run.wait(120.0) == 75, run.shown
     assert "is gone: this node never joined job t" in run.shown
+    place.nothing_left()
+
+
+@pytest.mark.skipif(not ipv6_here(), reason="no IPv6 loopback here")
+def test_a_job_over_ipv6_a_death_and_what_the_registry_says_of_it(place: Place) -> None:
+    script = place.script("tiny.py", TINY)
+    flags = ("--job", "t", "--node", "n", "--nproc-per-node", "3", "--host", "::1", "--label", "rack=r1")
+    run = place.start("run", *flags, str(script), "gate", "500")
+    run.until("loss ")
+    rows: dict[str, dict[str, Any]] = {}
+
+    def all_pass() -> bool:
+        rows.update({r["name"]: r for r in place.json("registry", "ls", "--job", "t")})
+        workers = [r for r in rows.values() if r["kind"] == "worker"]
+        return len(workers) == 3 and all(r["health"] == "passing" for r in rows.values())
+
+    until(all_pass, "all are registered and well", 90.0)
+    assert all(rows[f"n-{i}"]["address"].startswith("[::1]:") for i in range(3))
+    assert {rows[f"n-{i}"]["reason"] for i in range(3)} == {"member"}
+    assert rows["monitor"]["version"] == rows["n"]["version"]
+    before = rows["n-1"]["id"]
+    os.kill(rows["n-1"]["pid"], signal.SIGKILL)
+    until(lambda: all_pass() and rows["n-1"]["id"] != before, "its successor is registered", 90.0)
+    until(lambda: members(place) == ["n-0", "n-1", "n-2"], "and a member", 90.0)
+    place.open("gate")
+    assert run.wait(120.0) == 0, run.shown
     place.nothing_left()

@@ -13,6 +13,7 @@ from reknit.cli.address import route_to
 from reknit.core.address import family_of, join, split
 from reknit.core.broker import Broker
 from reknit.core.errors import UsageError
+from support.ipv6 import ipv6_here
 
 WRITTEN = [
     ("127.0.0.1:80", ("127.0.0.1", 80)),
@@ -83,10 +84,7 @@ def test_the_family_of_a_host() -> None:
     assert family_of("localhost") in {socket.AF_INET, socket.AF_INET6}
 
 
-ipv6 = pytest.mark.skipif(
-    not Path("/proc/net/if_inet6").is_file() or "0" * 31 + "1" not in Path("/proc/net/if_inet6").read_text(),
-    reason="no IPv6 loopback here",
-)
+ipv6 = pytest.mark.skipif(not ipv6_here(), reason="no IPv6 loopback here")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=ipv6)])
