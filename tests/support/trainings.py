@@ -152,6 +152,7 @@ class Training:
         workers: a node.
         epochs: of the whole run; the default is more than any test waits for.
         flags: more flags of `reknit run`.
+        script: of the workers; one that notes its steps as this one does.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Training:
         epochs: int = 100_000,
         pace: float = PACE,
         flags: Sequence[str] = (),
+        script: str = SCRIPT,
     ) -> None:
         self.place, self.hosts = place, hosts
         self.nodes = list(nodes)
@@ -171,7 +173,7 @@ class Training:
         self.folder = place.folder / "steps"
         self.folder.mkdir()
         self._notes = Notes(self.folder)
-        self._script = place.script("train.py", SCRIPT)
+        self._script = place.script("train.py", script)
         self.launchers: dict[str, Command] = {}
         self._events: Command | None = None
         self._rows: list[dict[str, Any]] = []
@@ -347,6 +349,12 @@ class Training:
             return until(found, "", within)[0]
         except AssertionError:
             raise AssertionError(f"no {kind} with {fields}\n{self.told()}") from None
+
+    def json(self, *args: str) -> Any:
+        """What a command says of the job on the control plane's host, with `--json`."""
+        command = self._start(PLANE, *args, "--job", JOB, "--json")
+        assert command.wait() == 0, command.shown
+        return json.loads("\n".join(command.out))
 
     def worlds(self) -> list[dict[str, Any]]:
         """All running worlds."""
