@@ -47,6 +47,7 @@ async def main() -> None:
             disconnects=True,
             act=dialler.act,
             span="verdict",
+            lease=True,
         )
     finally:
         await dialler.close()

@@ -252,14 +252,30 @@ def test_a_node_that_comes_back(make_agent: Make) -> None:
     assert len(one.events(AgentJoined)) == 4
 
 
-def test_a_second_agent_of_the_name_takes_over(make_agent: Make) -> None:
+def test_a_second_agent_of_the_name_is_refused_by_name_and_the_first_does_not_notice(make_agent: Make) -> None:
     one = make_agent(FOREVER).submit().start()
     old = one.started()
     two = make_agent(FOREVER, folder="two", job=one.job).start()
+    assert two.wait(10) == 2
+    two.says(f"node 'w0' takes part in job '{one.job}' already: agent pid {one.pid} on ")
+    assert not two.descendants()
+    assert alive(old.pid)
+    assert len(one.events(AgentJoined)) == len(one.events(WorkerStarted)) == 1
+
+
+def test_a_second_agent_takes_the_name_of_one_that_does_not_answer(make_agent: Make) -> None:
+    """Stopped for a while: its name is free then, and when it goes on it leaves."""
+    one = make_agent(FOREVER).submit().start()
+    old = one.started()
+    one.signal(signal.SIGSTOP)
+    try:
+        two = make_agent(FOREVER, folder="two", job=one.job).start()
+        assert two.started(2).incarnation > old.incarnation
+    finally:
+        one.signal(signal.SIGCONT)
     assert one.wait(10) == 1
     one.says("has taken the name w0")
-    assert not alive(old.pid)
-    assert two.started(2).incarnation > old.incarnation
+    until(lambda: not alive(old.pid), "its worker ends with it")
 
 
 @pytest.mark.slow

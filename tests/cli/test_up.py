@@ -45,6 +45,20 @@ def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_up_with_a_standby_and_nodes_of_a_job(place: Place) -> None:
+    """Two membership services are kept, `reknit nodes` shows who took part, and `down` ends both."""
+    assert "membership-standby" in place.call("up", "--standby").shown
+    assert len(place.pids("reknit.services.membership")) == 2
+    place.call("run", "--job", "one", "--node", "left", str(place.script("s.py", "")))
+    (node,) = place.json("nodes", "--job", "one")
+    assert (node["node"], node["state"], node["restarts"], node["flaps"]) == ("left", "left", 0, 0)
+    assert "KEPT OUT UNTIL" in place.call("nodes", "--job", "one").shown
+    place.call("down")
+    place.nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_up_again_after_a_kill_has_the_same_place(place: Place) -> None:
     place.call("up")
     before = (place.home / "up/endpoint.json").read_text()

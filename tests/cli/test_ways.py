@@ -27,16 +27,27 @@ from reknit.core.events import JobSubmitted
         ("tls://host", "tls://host:4222", "", ""),
         ("u:p@host:7", "nats://host:7", "u", "p"),
         ("[::1]:7", "nats://[::1]:7", "", ""),
+        ("nats://u:p@a:1, b:2,[::1]", "nats://a:1,nats://b:2,nats://[::1]:4222", "u", "p"),
+        ("u:p@a,u:p@b", "nats://a:4222,nats://b:4222", "u", "p"),
     ],
 )
 def test_addresses_of_brokers(text: str, url: str, user: str, password: str) -> None:
     assert given(text) == Endpoint(url=url, user=user, password=password)
 
 
-@pytest.mark.parametrize("text", ["", "http://x", "nats://", "host:port", "nats://h/path", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", "http://x", "nats://", "host:port", "nats://h/path", "a b", "a,", ",a", "a,http://x"]
+)
 def test_what_is_no_address_of_a_broker(text: str) -> None:
     with pytest.raises(UsageError):
         given(text)
+
+
+def test_brokers_of_one_cluster_let_the_same_user_in() -> None:
+    with pytest.raises(UsageError, match="different credentials") as refused:
+        given("u:secret1@a,u:secret2@b")
+    assert "secret" not in str(refused.value)
+    assert given("a,b", 5).replicas == 5
 
 
 def test_an_endpoint_file(tmp_path: Path) -> None:
@@ -48,6 +59,7 @@ def test_an_endpoint_file(tmp_path: Path) -> None:
 def test_the_address_on_the_route_is_never_loopback_for_others() -> None:
     assert address.route_to("nats://127.0.0.1:4222") == "127.0.0.1"
     assert address.route_to("nats://no.such.host.invalid:1") == "127.0.0.1"
+    assert address.route_to("nats://no.such.host.invalid:1,nats://127.0.0.1:2") == "127.0.0.1"
     assert address.is_loopback("127.0.1.1")
     assert not address.is_loopback("10.0.0.1")
 

@@ -274,9 +274,9 @@ async def test_the_end_of_a_connection_is_told_also_after_a_restart_of_the_broke
         told = (gone.client_id, "w7")
         await gone.close()
         await until(lambda: told in ends, "the notice")
-        assert bus._system is not None
+        assert bus._news._system is not None
         back: list[int] = []
-        bus._system.on_back.append(lambda: back.append(1))
+        bus._news._system.on_back.append(lambda: back.append(1))
         broker.kill()
         broker.start()
         await until(lambda: back, "the system connection")

@@ -17,9 +17,10 @@ import pytest
 from reknit.core import connection as connection_module
 from reknit.core import listener as listener_module
 from reknit.core.bus import Bus
-from reknit.core.connection import Connection, Forbidden, NotAnswered, shown
+from reknit.core.connection import Connection, Forbidden, NotAnswered
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, Unauthorized
+from reknit.core.servers import shown
 from support.buses import Broker, PlainServer, joined, numbered, numbers, until
 from support.proxy import Proxy
 

@@ -15,7 +15,8 @@ from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld
 from reknit.core.events import EvaluationFinished
-from reknit.core.journal import MSG_ID, Journal, Stored, live
+from reknit.core.journal import MSG_ID, Journal
+from reknit.core.stored import Stored, live
 from support.buses import Broker, joined, numbered, until
 from support.proxy import Proxy
 

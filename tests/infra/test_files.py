@@ -21,6 +21,7 @@ from reknit.services.monitor.metrics import STATES, Figures
 INFRA = Path(__file__).parents[2] / "infra"
 KNOWN_ENV = {name for setting in NAMES for name in env_names(setting)} | set(INTERNAL_ENV)
 PASSWORDS = {"REKNIT_NATS_PASSWORD", "REKNIT_NATS_SYSTEM_PASSWORD", "REKNIT_NATS_STORE"}
+PASSWORDS |= {"REKNIT_NATS_NAME", "REKNIT_NATS_ROUTE_PASSWORD"}
 """Of the broker, not of reknit."""
 
 

@@ -41,6 +41,8 @@ BEAT = 0.25
 async def worker(told: dict[str, Any]) -> None:
     """Register, beat, catch up at once with a ring that runs, and come back when a world goes on without us."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != told["parent"]:
+        return  # it died before we could ask for the signal
     name, incarnation, generation = told["worker"], told["incarnation"], 0
     caught_up = False
     listener = socket.create_server(("127.0.0.1", 0))
@@ -117,7 +119,7 @@ async def agent(told: dict[str, Any]) -> None:
 
     watching = []
     for name in told["workers"]:
-        mine = {**told, "worker": name, "incarnation": incarnation}
+        mine = {**told, "worker": name, "incarnation": incarnation, "parent": os.getpid()}
         mine.pop("workers")
         processes[name] = await asyncio.create_subprocess_exec(sys.executable, __file__, json.dumps(mine))
         bus.post(job, WorkerStarted(worker=name, incarnation=incarnation, node=node, pid=processes[name].pid))

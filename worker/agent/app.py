@@ -21,7 +21,7 @@ from reknit.core.registry_entry import Entry
 from reknit.gossip.gossip import Happening
 from reknit.worker.child import Order
 
-from . import lifeline, procfs
+from . import lifeline, namesake, procfs
 from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say, Watch
 from .deathwatch import Deathwatch
 from .decide import decide
@@ -101,6 +101,7 @@ class Agent:
 
         Raises:
             ControlPlaneUnreachable: the broker could not be reached at the start.
+            UsageError: another agent of the node's name lives.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,6 +134,8 @@ class Agent:
         context = self._context
         bus = await Bus.connect(context.endpoint, source=f"agent/{context.node}")
         self._bus = bus
+        await namesake.refuse_if_taken(bus, context.job, context.node, self._say)
+        await namesake.answer_for(bus, context.job, context.node, context.host, self._is_leaving)
         if trouble := lifeline.why_not():
             self._no_watch(trouble)
         if self._gossip is not None and (trouble := await self._gossip.open(context.host, context.gossip_port)):
@@ -177,6 +180,9 @@ class Agent:
                     self._say(f"a seed of the gossip is left out: {trouble}")
             said = troubles
             await asyncio.sleep(_SEEDS_EVERY)
+
+    def _is_leaving(self) -> bool:
+        return self._state.mode not in ("starting", "running")
 
     async def _say_the_rest(self) -> None:
         if self._bus is not None and not await self._bus.flush(_FLUSH_SECONDS):
@@ -487,6 +493,7 @@ def supervise(context: AgentContext, forkserver: Forkserver, display: Display, t
 
     Raises:
         ControlPlaneUnreachable: the broker could not be reached at the start.
+        UsageError: another agent of the node's name lives.
     """
 
     async def run() -> int:

@@ -16,8 +16,14 @@ LOOPBACK = "127.0.0.1"
 def route_to(url: str) -> str:
     """The address of this machine on the route to a broker: what peers that use the same broker can reach.
 
-    A host's own name is no help: it often resolves to 127.0.1.1, or nowhere else than on the host itself.
+    A host's own name is no help: it often resolves to 127.0.1.1, or nowhere else than on the host itself. Of several
+    brokers the first one counts to which there is a route off this machine.
     """
+    routes = [_route_to(part.strip()) for part in url.split(",")]
+    return next((route for route in routes if not is_loopback(route)), routes[0])
+
+
+def _route_to(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or LOOPBACK, parts.port or 4222
     try:

@@ -16,6 +16,8 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from reknit.core.address import join
 from reknit.core.broker import Broker
 from reknit.core.context import Endpoint
@@ -29,18 +31,36 @@ PATIENCE = 15.0
 """Seconds to wait for another process that is about to be done with a store."""
 
 
-def given(nats: str) -> Endpoint:
+def given(nats: str, replicas: int = 0) -> Endpoint:
     """Turn the setting `nats` into an endpoint.
 
+    Args:
+        nats: an address, several of one cluster with commas between them, or a file that holds an endpoint.
+        replicas: on how many brokers each event shall be stored; 0: what the file says, else as many as is good.
+
     Raises:
-        UsageError: neither an address nor a file that holds an endpoint.
+        UsageError: neither an address (or several) nor a file that holds an endpoint.
     """
     file = Path(nats.removeprefix("@"))
     if nats.startswith("@") or nats.endswith(".json"):
         endpoint = read_endpoint(file)
         if endpoint is None:
             raise UsageError(f"{file} does not hold an endpoint", hint="give the endpoint.json of a job's folder")
-        return endpoint
+        return msgspec.structs.replace(endpoint, replicas=replicas or endpoint.replicas)
+    brokers = [_broker(part.strip()) for part in nats.split(",")]
+    logins = {(broker.user, broker.password) for broker in brokers} - {("", "")}
+    if len(logins) > 1:
+        raise UsageError(
+            f"{_hidden(nats)!r} names several brokers with different credentials",
+            hint="brokers of one cluster let the same user in; give the credentials with one of them",
+        )
+    user, password = next(iter(logins), ("", ""))
+    url = ",".join(broker.url for broker in brokers)
+    return Endpoint(url=url, user=user, password=password, replicas=replicas)
+
+
+def _broker(nats: str) -> Endpoint:
+    """One broker's address."""
     url = urllib.parse.urlsplit(nats if "://" in nats else f"nats://{nats}")
     try:
         port = url.port or DEFAULT_PORT
@@ -50,7 +70,7 @@ def given(nats: str) -> Endpoint:
     if not known or url.hostname is None or port < 0 or any(c.isspace() for c in nats):
         raise UsageError(
             f"{_hidden(nats)!r} is not the address of a broker",
-            hint="write nats://user:password@host:port or host:port",
+            hint="write nats://user:password@host:port or host:port, several of one cluster with commas between them",
         )
     return Endpoint(
         url=f"{url.scheme}://{join(url.hostname, port)}",
@@ -60,7 +80,7 @@ def given(nats: str) -> Endpoint:
 
 
 def _hidden(nats: str) -> str:
-    return nats.rpartition("@")[2]
+    return ",".join(part.strip().rpartition("@")[2] for part in nats.split(","))
 
 
 def key_of(folder: ControlFolder) -> str:

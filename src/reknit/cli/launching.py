@@ -18,7 +18,7 @@ import time
 from reknit.core import context, launch
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, UsageError
 from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
@@ -65,7 +65,7 @@ class Launch:
         self._node = order.node
         self._spec = order.spec
         self._keeper = launch.Keeper(self._noticed, self._said_by_agent)
-        self._plane = Plane(plane_at.folder, folder, self._keeper, self._say)
+        self._plane = Plane(plane_at.folder, folder, self._keeper, self._say, standby=plane_at.standby)
         hosts = order.hosts
         self._hosts = HostReader(hosts, every=order.hosts_every, say=self._say) if hosts is not None else None
         self._bus: Bus | None = None
@@ -82,6 +82,7 @@ class Launch:
         self._beside: list[asyncio.Task[None]] = []
         self._claims = contextlib.ExitStack()
         self._fatal = ""
+        self._refused = False
         self._agent_code = 0
         self._unreached = launch.Unreached()
         self._page = ""
@@ -140,6 +141,12 @@ class Launch:
             await self._keeper.keep(self._agent(), self._agent_is_done)
             self._note()
             await self._until_agent_ends(bus)
+            if self._refused:
+                # the job is others': nothing is said to the log
+                raise UsageError(
+                    f"the agent of node {self._node!r} was refused by job {self._order.job!r}",
+                    hint="give this node another name with --node",
+                )
             if self._unreached.gone:
                 # the job is others' and perhaps over: nothing is said to the log
                 raise ControlPlaneUnreachable(
@@ -214,6 +221,9 @@ class Launch:
     async def _agent_is_done(self, code: int) -> bool:
         """True if this end of the agent's process is its proper one: then it is not started again."""
         if code == 0 or self._signals or self._fatal:
+            return True
+        if code == UsageError.exit_code:
+            self._refused = True  # it has said why: another agent has the node's name
             return True
         if not self._plane.ours and not self._has_joined and self._unreached.ended(code):
             return True

@@ -89,7 +89,9 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
     home = Home.at(settings.control.home)
     name = settings.job.job
     if settings.control.nats:
-        async with _connected(control.Way(control.given(settings.control.nats), live=True)) as bus:
+        async with _connected(
+            control.Way(control.given(settings.control.nats, settings.control.nats_replicas), live=True)
+        ) as bus:
             job = await _on_broker(bus, name)
             yield Look(bus, job, home.job(job), home, live=True)
         return

@@ -72,12 +72,14 @@ class PlaneAt:
         folder: else the folder whose broker is used or started.
         host: address that a broker started here listens on.
         port: port of it, 0: any.
+        standby: a second membership service is kept as well.
     """
 
     endpoint: Endpoint | None = None
     folder: JobFolder | None = None
     host: str = ""
     port: int = 0
+    standby: bool = False
 
 
 def job_name(settings: Settings, script: Script) -> str:
@@ -166,15 +168,16 @@ def plane_of(settings: Settings, home: Home, folder: JobFolder, *, standalone: b
     if settings.control.nats:
         if standalone:
             raise UsageError("--standalone and --nats do not go together", hint="leave one of them out")
-        return PlaneAt(control.given(settings.control.nats))
-    own = PlaneAt(folder=folder, host=settings.node.host, port=settings.control.port)
+        given = control.given(settings.control.nats, settings.control.nats_replicas)
+        return PlaneAt(given, standby=settings.control.standby)
+    own = PlaneAt(folder=folder, host=settings.node.host, port=settings.control.port, standby=settings.control.standby)
     if folder.controlled and not folder.holder().startswith(control.READ):
         return own  # another node of this machine takes part already
     up = home.up.endpoint() if home.up.controlled else None
     if standalone or up is None or control.folder_of(home, folder) == folder:
         _warn_of_loopback(settings)
         return own
-    return PlaneAt(up)
+    return PlaneAt(up, standby=settings.control.standby)
 
 
 def _warn_of_loopback(settings: Settings) -> None:

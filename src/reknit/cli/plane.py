@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reknit.core import context
@@ -23,10 +23,13 @@ from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError
 from reknit.core.home import ControlFolder, Mark
 from reknit.core.launch import Keeper, module
+from reknit.core.service import INSTANCE
 
 from . import control
 
 SERVICES = ("membership", "shards", "checkpoint", "monitor")
+STANDBY = "membership-standby"
+"""A second process of the first service: it decides along, and acts when the other one is gone."""
 PAGE_FILE = "monitor.port"
 SILENCE = 3.0
 """Seconds that a service kept by somebody else may be silent until one is started here."""
@@ -56,7 +59,9 @@ class Plane:
         ours: True while this process keeps the broker.
     """
 
-    def __init__(self, folder: ControlFolder | None, logs: ControlFolder, keeper: Keeper, say: Say) -> None:
+    def __init__(
+        self, folder: ControlFolder | None, logs: ControlFolder, keeper: Keeper, say: Say, *, standby: bool = False
+    ) -> None:
         self.folder = folder
         self.ours = False
         self._logs = logs
@@ -65,7 +70,8 @@ class Plane:
         self._broker: Broker | None = None
         self._endpoint: Endpoint | None = None
         self._held = contextlib.ExitStack()
-        self._services = {name: _Service(time.monotonic()) for name in SERVICES}
+        self._names = (*SERVICES, STANDBY) if standby else SERVICES
+        self._services = {name: _Service(time.monotonic()) for name in self._names}
         self._host, self._port = "127.0.0.1", 0
         self._wrong = ""
 
@@ -158,8 +164,8 @@ class Plane:
 
     async def serve(self, bus: Bus) -> None:
         """Start the services that are missing: all of them beside a broker of ours, else those that do not answer."""
-        there = set() if self.ours else await _answering(bus)
-        for name in SERVICES:
+        there = set() if self.ours else await _answering(bus, self._names)
+        for name in self._names:
             if name not in there:
                 await self._start(name)
 
@@ -172,15 +178,16 @@ class Plane:
         if name == "monitor":
             self._page_file.unlink(missing_ok=True)
             env[_PORT_FILE] = str(self._page_file)
-        await self._keeper.keep(module(name, f"reknit.services.{name}", env, self._logs.logs / f"{name}.log"))
+        kind, _, env[INSTANCE] = name.partition("-")
+        await self._keeper.keep(module(name, f"reknit.services.{kind}", env, self._logs.logs / f"{name}.log"))
 
     async def all_answer(self, bus: Bus, within: float) -> list[str]:
         """Wait until every service answers; returns those that do not."""
         deadline = time.monotonic() + within
-        missing = list(SERVICES)
+        missing = list(self._names)
         while missing and time.monotonic() < deadline:
-            there = await _answering(bus)
-            missing = [name for name in SERVICES if name not in there]
+            there = await _answering(bus, self._names)
+            missing = [name for name in self._names if name not in there]
         return missing
 
     # ------------------------------------------------------------------------------------------------------- watch
@@ -237,10 +244,10 @@ class Plane:
         self._wrong = wrong
 
     async def _watch_services(self, bus: Bus) -> None:
-        there = await _answering(bus)
+        there = await _answering(bus, self._names)
         now = time.monotonic()
         if not bus.connected:
-            there = set(SERVICES)  # nobody can answer: this says nothing about the services
+            there = set(self._names)  # nobody can answer: this says nothing about the services
         for name, state in self._services.items():
             if name in there:
                 state.heard, state.answered = now, True
@@ -266,7 +273,7 @@ class Plane:
             self._broker.kill()
 
 
-async def _answering(bus: Bus) -> set[str]:
+async def _answering(bus: Bus, names: Sequence[str]) -> set[str]:
     async def asks(name: str) -> bool:
         try:
             await bus.request(name, "ping", timeout=_ANSWER)
@@ -274,5 +281,5 @@ async def _answering(bus: Bus) -> set[str]:
             return False
         return True
 
-    answers = await asyncio.gather(*(asks(name) for name in SERVICES))
-    return {name for name, there in zip(SERVICES, answers, strict=True) if there}
+    answers = await asyncio.gather(*(asks(name) for name in names))
+    return {name for name, there in zip(names, answers, strict=True) if there}

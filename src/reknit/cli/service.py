@@ -32,7 +32,7 @@ def service(
         raise UsageError(f"there is no service {name!r}", hint=f"{hint}services: {', '.join(SERVICES)}")
     settings = options.settings(nats=nats)
     if settings.control.nats:
-        endpoint = control.given(settings.control.nats)
+        endpoint = control.given(settings.control.nats, settings.control.nats_replicas)
     else:
         folder = Home.at(settings.control.home).up
         known = folder.endpoint() if folder.controlled else None

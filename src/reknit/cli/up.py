@@ -18,11 +18,12 @@ from reknit.core import launch
 from reknit.core.bus import Bus
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
 from reknit.core.home import ControlFolder, Home, Mark, write_private
+from reknit.core.settings import ControlSettings, doc_of
 
 from . import options, output
 from .address import check_host
 from .app import app, verb
-from .plane import PAGE_FILE, SERVICES, Plane
+from .plane import PAGE_FILE, SERVICES, STANDBY, Plane
 
 READY = 30.0
 """Seconds until all services must answer."""
@@ -55,13 +56,16 @@ def up(
     port: Annotated[
         int | None, typer.Option("--port", help="Port of the broker; 0: the one before, or a free one.")
     ] = None,
+    standby: Annotated[
+        bool | None, typer.Option("--standby/--no-standby", help=doc_of("standby"), show_default=False)
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until SIGTERM or Ctrl-C.")] = False,
 ) -> int:
     """Start a broker and the four services in the background; `reknit down` ends them.
 
     They serve any number of jobs. What dies is started again on the same store and port.
     """
-    settings = options.settings(host=host, port=port)
+    settings = options.settings(host=host, port=port, standby=standby)
     folder = Home.at(settings.control.home).up
     if settings.node.host:
         check_host(settings.node.host)
@@ -71,14 +75,15 @@ def up(
         output.note(f"up already: {endpoint.url if endpoint else folder.holder()}")
         return 0
     if foreground:
-        return asyncio.run(_Supervisor(folder, settings.node.host, settings.control.port).run())
-    return _background(folder, settings.node.host, settings.control.port)
+        return asyncio.run(_Supervisor(folder, settings.node.host, settings.control).run())
+    return _background(folder, settings.node.host, settings.control)
 
 
-def _background(folder: ControlFolder, host: str, port: int) -> int:
+def _background(folder: ControlFolder, host: str, wanted: ControlSettings) -> int:
     command = [sys.executable, "-P", "-m", "reknit.cli", "up", "--foreground"]
     command += ["--host", host] if host else []
-    command += ["--port", str(port)] if port else []
+    command += ["--port", str(wanted.port)] if wanted.port else []
+    command += ["--standby"] if wanted.standby else ["--no-standby"]
     folder.endpoint_file.unlink(missing_ok=True)
     log = folder.logs / "up.log"
     with log.open("ab") as out:
@@ -97,7 +102,8 @@ def _background(folder: ControlFolder, host: str, port: int) -> int:
         found = read_up(folder)
         if found is not None and found.supervisor.pid == process.pid:
             endpoint = folder.endpoint()
-            output.note(f"up: broker {endpoint.url if endpoint else '?'}, {', '.join(SERVICES)}")
+            kept = (*SERVICES, STANDBY) if wanted.standby else SERVICES
+            output.note(f"up: broker {endpoint.url if endpoint else '?'}, {', '.join(kept)}")
             output.note(f"page: http://127.0.0.1:{(folder.path / PAGE_FILE).read_text().strip()}/")
             return 0
         if process.poll() is not None:
@@ -113,11 +119,13 @@ def _background(folder: ControlFolder, host: str, port: int) -> int:
 class _Supervisor:
     """Keeps the broker and the services until a signal comes."""
 
-    def __init__(self, folder: ControlFolder, host: str, port: int) -> None:
+    def __init__(self, folder: ControlFolder, host: str, wanted: ControlSettings) -> None:
         self._folder = folder
-        self._host, self._port = host, port
+        self._host, self._port = host, wanted.port
         self._keeper = launch.Keeper(self._noticed)
-        self._plane = Plane(folder, folder, self._keeper, lambda text, _warning: output.note(text))
+        self._plane = Plane(
+            folder, folder, self._keeper, lambda text, _warning: output.note(text), standby=wanted.standby
+        )
         self._code = 0
         self._up = False
         self._stop = asyncio.Event()

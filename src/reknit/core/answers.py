@@ -92,6 +92,17 @@ class Answers:
             await asyncio.wait(tasks)
 
 
+async def ask_once(connection: Connection, service: str, verb: str, payload: bytes, timeout: float) -> bytes | None:
+    """Ask a service that may not be there; see `Bus.ask`."""
+    try:
+        answer = await connection.ask(service_subject(service, verb), payload, timeout=timeout)
+    except NotAnswered as problem:
+        if problem.why == "nobody":
+            return None
+        raise
+    return bytes(answer.data)
+
+
 async def request(connection: Connection, service: str, verb: str, payload: bytes, timeout: float) -> bytes:
     """Ask a service; see `Bus.request`."""
     deadline = time.monotonic() + timeout

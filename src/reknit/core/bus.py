@@ -11,7 +11,6 @@ stream), `follow` (hearing), `outbox` (posting).
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections import Counter
@@ -22,19 +21,21 @@ from datetime import UTC, datetime
 from nats.aio.msg import Msg
 
 from reknit.core import log, telemetry, wire
-from reknit.core.answers import Answers, request
+from reknit.core.answers import Answers, ask_once, request
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, UsageError, WireError
+from reknit.core.errors import ReknitError, StaleWorld, UsageError, WireError
 from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged, kind_of
 from reknit.core.follow import Follow, subjects
-from reknit.core.journal import MSG_ID, Journal, State, Stored
+from reknit.core.journal import MSG_ID, Journal, State
+from reknit.core.lease import Lease
 from reknit.core.micro import Micro
+from reknit.core.news import News
 from reknit.core.outbox import Letter, Outbox
 from reknit.core.registry import Registry
+from reknit.core.stored import Stored
 from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, subject_of, valid_name
 
-_SYSTEM = "$SYS.ACCOUNT.REKNIT.DISCONNECT"
 _log = log.get("bus")
 
 
@@ -78,10 +79,10 @@ class Bus:
         self.unreadable: Counter[str] = Counter()
         self._connection = connection
         self._endpoint = endpoint
-        self._journal = Journal(connection)
+        self._journal = Journal(connection, replicas=endpoint.replicas)
         self._outbox = Outbox(self._journal)
         self._follows: set[Follow] = set()
-        self._system: Connection | None = None
+        self._news = News(connection)
         self._answers = Answers(connection)
         self.registry = Registry(connection)
         self.micro = Micro(connection, self._answers)
@@ -130,6 +131,10 @@ class Bus:
         """What the broker's clock shows, in seconds since the epoch, less our monotonic clock; see `measure`."""
         return self._state.ahead if self._state is not None else 0.0
 
+    def lease(self, name: str, taken: Callable[[], None]) -> Lease:
+        """A lease on `name`, which is not wanted before it is started; `taken` is called when it has become ours."""
+        return Lease(self._connection, name, taken=taken, replicas=lambda: self._journal.replicas)
+
     async def measure(self, deadline: float = 5.0) -> None:
         """Look at the broker's clock again: clocks drift, and somebody may set one.
 
@@ -155,8 +160,7 @@ class Bus:
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait({self._checking})
-        if self._system is not None:
-            await self._system.close()
+        await self._news.close()
         await self._connection.close()
 
     # ------------------------------------------------------------------------------------------------- events out
@@ -301,6 +305,7 @@ class Bus:
         follow = Follow(self._connection, self._journal, filters, sink)
         self._follows.add(follow)
         try:
+            await self._news.elections(self._read_again)
             await follow.start(from_seq)
         except BaseException:
             self._follows.discard(follow)
@@ -372,26 +377,7 @@ class Bus:
 
         Returns False if the endpoint has no system account, or it does not let us in: then this evidence is missing.
         """
-        if not self._endpoint.system_user:
-            return False
-
-        def on_message(message: Msg) -> None:
-            try:
-                client = json.loads(message.data)["client"]
-                callback(int(client["id"]), str(client.get("name", "")))
-            except (ValueError, KeyError, TypeError) as error:
-                self._count_unreadable(message.subject, error)
-
-        end = self._endpoint
-        try:
-            self._system = await Connection.open(
-                end.url, end.system_user, end.system_password, name=f"{self.source}-system", timeout=5.0
-            )
-            await self._system.listen(_SYSTEM, on_message)
-        except ControlPlaneUnreachable as error:
-            _log.warning("no disconnect notices", reason=str(error))
-            return False
-        return True
+        return await self._news.disconnects(self._endpoint, self.source, callback)
 
     def _filters(self, job: str, areas: Sequence[str] | None) -> list[str]:
         if areas is not None and not areas:
@@ -452,11 +438,23 @@ class Bus:
         """
         return await request(self._connection, service, verb, payload, timeout)
 
+    async def ask(self, service: str, verb: str, payload: bytes = b"", timeout: float = 2.0) -> bytes | None:
+        """Ask once; None if nobody listens there, which the broker knows at once.
+
+        Raises:
+            ControlPlaneUnreachable: somebody listens and does not answer in time, or the connection is away.
+        """
+        return await ask_once(self._connection, service, verb, payload, timeout)
+
     # -------------------------------------------------------------------------------------------------- come back
 
     def _came_back(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check_journal())
+
+    def _read_again(self) -> None:
+        for follow in self._follows:
+            follow.read_again()
 
     async def _check_journal(self) -> None:
         try:

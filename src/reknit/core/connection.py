@@ -22,10 +22,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -33,11 +32,11 @@ from reknit.core import log
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, Unauthorized
 from reknit.core.inbox import Inbox
 from reknit.core.listener import Listener
+from reknit.core.servers import RECONNECT_WAIT, choose, connection_id, shown
 
 CONNECT_TIMEOUT = 2
 PING_INTERVAL = 2
 PINGS_OUTSTANDING = 2
-RECONNECT_WAIT = 0.1
 _SILENT_LIMIT = 15.0  # seconds without any attempt to reconnect: the library's task has died
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
@@ -164,7 +163,7 @@ class Connection:
             max_reconnect_attempts=-1,
             ping_interval=PING_INTERVAL,
             max_outstanding_pings=PINGS_OUTSTANDING,
-            reconnect_to_server_handler=_choose_server,
+            reconnect_to_server_handler=choose,
             # Unbounded here: what is sent while the connection is away is bounded by those who send.
             pending_size=1 << 30,
         )
@@ -186,7 +185,16 @@ class Connection:
     @property
     def client_id(self) -> int:
         """The broker's number for this connection; another one after each reconnect."""
-        return self._client.client_id or 0
+        return connection_id(str(self._server.get("server_id", "")), self._client.client_id or 0)
+
+    @property
+    def clustered(self) -> bool:
+        """True if the broker we are connected to is one of a cluster."""
+        return bool(self._server.get("cluster"))
+
+    @property
+    def _server(self) -> dict[str, Any]:
+        return self._client._server_info or {}  # noqa: SLF001 - the library shows only parts of it
 
     async def wait_connected(self, deadline: float) -> None:
         """Return once the connection stands.
@@ -396,21 +404,3 @@ async def _end(client: Client) -> None:
         await asyncio.wait_for(client.close(), 2.0)
     except Exception as error:  # noqa: BLE001 - closing a client that never connected trips over its own assertions
         _log.debug("closing a connection", exc_info=error)
-
-
-def shown(url: str) -> str:
-    """Return a URL (or a comma-separated list of them) without user and password."""
-    parts = []
-    for part in url.split(","):
-        found = urlsplit(part.strip())
-        parts.append(
-            part.strip().replace(f"{found.netloc.rpartition('@')[0]}@", "") if "@" in found.netloc else part.strip()
-        )
-    return ",".join(parts)
-
-
-def _choose_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | None, float]:
-    """Least tried first, after a pause with jitter: a thousand clients must not come back in the same millisecond."""
-    server = min(servers, key=lambda s: s.reconnects)
-    wait = RECONNECT_WAIT * min(1.0 + server.reconnects / 20, 5.0)
-    return server, random.uniform(0.2, 1.0) * wait

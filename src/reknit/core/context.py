@@ -28,6 +28,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     system_user: str = ""
     """Credentials of the system account (disconnect notices); empty: that evidence is not available."""
     system_password: str = ""
+    replicas: int = 0
+    """On how many brokers of a cluster each event is stored; 0: 3 if it has as many, else 1."""
 
 
 class AgentContext(msgspec.Struct, frozen=True, kw_only=True):

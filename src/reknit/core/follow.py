@@ -19,8 +19,9 @@ from nats.aio.msg import Msg
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
-from reknit.core.journal import Journal, Stored, live
+from reknit.core.journal import Journal
 from reknit.core.listener import Listener
+from reknit.core.stored import Stored, live
 from reknit.core.subjects import LIVE, ROOT
 
 _BUFFER = 20_000

@@ -16,26 +16,31 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
 from reknit.core.inbox import new_inbox
+from reknit.core.stored import Stored, header_lines, place_of, seconds_of
 from reknit.core.subjects import LIVE, STORED_SUBJECTS, STREAM
 
 MSG_ID = "Nats-Msg-Id"
 EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
+REPLICAS = 3
+"""Copies of each event where the brokers are a cluster of so many or more: one may die, nothing is lost."""
 DUPLICATE_WINDOW = 120.0
 """Seconds for which the broker recognises a message id; later this file looks it up itself."""
 _API = "$JS.API"
+_REPLICAS, _AUTO = "reknit-replicas", "auto"
+"""Key of the stream's metadata that holds the number of replicas somebody asked for, or that nobody did."""
 _DESCRIPTION = "every event of every job, in order"
 _STALE = {10070, 10071, 10164}
 _NOT_FOUND = {10037, 10059}  # no message found, stream not found
 _IN_USE = 10058
+_NO_PEERS = 10005  # the cluster has fewer brokers, now, than replicas are wanted
 _BATCH = 500
 _BATCH_BYTES = 16 * 1024 * 1024  # more than one largest message, less than what makes the broker call us slow
 _STALL = 5.0
@@ -43,20 +48,6 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0
 
 _log = log.get("journal")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One message of the journal."""
-
-    subject: str
-    seq: int
-    headers: dict[str, str]
-    data: bytes
-    previous: int = 0
-    """Sequence before it on the same subject; only known of live messages."""
-    time: float = 0.0
-    """When the broker stored it, seconds since the epoch by its clock; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +76,32 @@ class Journal:
     """The stream, through one connection."""
 
     def __init__(
-        self, connection: Connection, *, stream: str = STREAM, duplicate_window: float = DUPLICATE_WINDOW
+        self,
+        connection: Connection,
+        *,
+        stream: str = STREAM,
+        duplicate_window: float = DUPLICATE_WINDOW,
+        replicas: int = 0,
     ) -> None:
         """Prepare.
 
         Args:
             connection: to the broker.
             stream: of another name than that of events it can only be read: `read`, `replay`, `last`, `next`.
-            duplicate_window: seconds for which the broker recognises a message id.
+            duplicate_window: seconds for which the broker shall recognise message ids.
+            replicas: on how many brokers of a cluster each event shall be stored; 0: `REPLICAS` as soon as it has as
+                many, one until then.
         """
         self._connection = connection
         self._stream = stream
+        self._wanted = replicas
         self._window = duplicate_window
         self._newest = 0  # highest sequence known to exist: what is stored from now on is above it
+
+    @property
+    def replicas(self) -> int:
+        """On how many brokers each event shall be stored."""
+        return self._wanted or (REPLICAS if self._connection.clustered else 1)
 
     # ------------------------------------------------------------------------------------------------ the stream
 
@@ -132,25 +136,41 @@ class Journal:
             "storage": "file",
             "retention": "limits",
             "discard": "new",  # a full stream refuses; it never forgets
-            "num_replicas": 1,
+            "num_replicas": self.replicas,
             "duplicate_window": int(self._window * 1e9),
             "republish": {"src": ">", "dest": f"{LIVE}.>"},
             "allow_direct": True,
+            "metadata": {_REPLICAS: str(self._wanted) if self._wanted else _AUTO},
         }
         try:
             return await self._call(f"STREAM.CREATE.{STREAM}", config)
         except _Refused as refused:
+            if refused.code == _NO_PEERS and not self._wanted:
+                return await self._call(f"STREAM.CREATE.{STREAM}", {**config, "num_replicas": 1})  # it grows later
             if refused.code != _IN_USE:
                 raise
             return await self._call(f"STREAM.INFO.{STREAM}")  # another one was faster
 
     async def _grown(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Let a stream that an older version made store the areas that are new since then."""
+        """Let a stream that an older version made store the areas that are new since then, and on more brokers.
+
+        A cluster may have had fewer brokers when the stream was made. Replicas are only added here: taking some away is
+        for whoever runs the cluster.
+        """
         config = found["config"]
-        here = set(config.get("subjects", ()))
-        if config.get("description") != _DESCRIPTION or here >= set(STORED_SUBJECTS):
+        here, replicas = set(config.get("subjects", ())), int(config.get("num_replicas", 1))
+        asked = self._wanted or (config.get("metadata") or {}).get(_REPLICAS) == _AUTO
+        few = replicas < self.replicas if asked else False
+        if config.get("description") != _DESCRIPTION or (here >= set(STORED_SUBJECTS) and not few):
             return found
-        return await self._call(f"STREAM.UPDATE.{STREAM}", {**config, "subjects": sorted(here | set(STORED_SUBJECTS))})
+        more = {"subjects": sorted(here | set(STORED_SUBJECTS)), "num_replicas": max(replicas, self.replicas)}
+        try:
+            return await self._call(f"STREAM.UPDATE.{STREAM}", {**config, **more})
+        except _Refused as refused:
+            if here < set(STORED_SUBJECTS):
+                raise
+            _log.debug("stored on fewer brokers than wanted", have=replicas, want=self.replicas, reason=str(refused))
+            return found
 
     def _check(self, found: dict[str, Any]) -> State:
         config = found["config"]
@@ -161,7 +181,7 @@ class Journal:
             raise ReknitError(
                 f"the stream {STREAM} at {self._connection.url} exists, but {what}", hint="was it made by hand?"
             )
-        ahead = _seconds(str(found.get("ts", ""))) - time.monotonic()
+        ahead = seconds_of(str(found.get("ts", ""))) - time.monotonic()
         state = State(created=str(found["created"]), last=int(found["state"]["last_seq"]), ahead=ahead)
         self._newest = max(self._newest, state.last)
         return state
@@ -212,7 +232,7 @@ class Journal:
                 unsure = unsure or problem.why != "nobody"
                 wait = min(2 * wait, _LONGEST_WAIT)
                 if problem.why == "nobody":
-                    await self.ensure(min(deadline, time.monotonic() + 1.0))
+                    await self._ensure_soon(deadline)
                 raise
             try:
                 return int(_unpacked(answer)["seq"])
@@ -228,6 +248,15 @@ class Journal:
         seq = await self._until(deadline, once)
         self._newest = max(self._newest, seq)
         return seq
+
+    async def _ensure_soon(self, deadline: float) -> None:
+        """Make the stream if it is missing; while brokers elect a leader nobody can tell whether it is."""
+        try:
+            await self.ensure(min(deadline, time.monotonic() + 1.0))
+        except Unauthorized:
+            raise
+        except ControlPlaneUnreachable as error:
+            _log.debug("nobody takes events just now", reason=str(error))
 
     async def _is_next(self, subject: str, from_seq: int, msg_id: str) -> int:
         found = await self._get({"seq": from_seq, "next_by_subj": subject})
@@ -287,9 +316,9 @@ class Journal:
         return Stored(
             subject=found["subject"],
             seq=int(found["seq"]),
-            headers=_header_lines(base64.b64decode(found.get("hdrs", ""))),
+            headers=header_lines(base64.b64decode(found.get("hdrs", ""))),
             data=base64.b64decode(found.get("data", "")),
-            time=_seconds(found.get("time", "")),
+            time=seconds_of(found.get("time", "")),
         )
 
     async def replay(
@@ -342,7 +371,7 @@ class Journal:
                     status = f"{headers['Status']} {headers.get('Description', '')}"
                 return
             got += 1
-            seq, at = _place(message.reply)
+            seq, at = place_of(message.reply)
             self._newest = max(self._newest, seq)
             sink(Stored(message.subject, seq, headers, message.data, time=at))
 
@@ -405,49 +434,8 @@ class Journal:
             pause = min(2 * pause, 0.5)
 
 
-def live(message: Msg) -> Stored | None:
-    """Return what a message on a live subject stands for, None if it did not come from the journal."""
-    headers = message.headers or {}
-    try:
-        return Stored(
-            subject=headers["Nats-Subject"],
-            seq=int(headers["Nats-Sequence"]),
-            headers=headers,
-            data=message.data,
-            previous=int(headers["Nats-Last-Sequence"]),
-            time=_seconds(headers.get("Nats-Time-Stamp", "")),
-        )
-    except (KeyError, ValueError):
-        return None
-
-
 def _unpacked(answer: Msg) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(answer.data)
     if "error" in body:
         raise _Refused(body["error"])
     return body
-
-
-def _place(reply: str) -> tuple[int, float]:
-    """Sequence in the stream and time of storing, from `$JS.ACK.…` (9 tokens, or more with a domain)."""
-    tokens = reply.split(".")
-    first = 5 if len(tokens) == 9 else 7
-    # whole microseconds, as `_seconds` has them: whoever reads the log is told the same, live or later
-    return int(tokens[first]), int(tokens[first + 2]) // 1000 / 1e6
-
-
-def _seconds(text: str) -> float:
-    """Seconds since the epoch of a time as the broker writes it, 0 if it is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
-
-
-def _header_lines(raw: bytes) -> dict[str, str]:
-    found = {}
-    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
-        key, colon, value = line.partition(":")
-        if colon:
-            found[key.strip()] = value.strip()
-    return found

@@ -34,9 +34,10 @@ from nats.aio.msg import Msg
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
-from reknit.core.journal import EXPECT_LAST, Journal, Stored
+from reknit.core.journal import EXPECT_LAST, Journal
 from reknit.core.registry_entry import KEPT, KINDS, Card, Entry, Seen, decode, encode
 from reknit.core.registry_watch import BUCKET, LIVE, PREFIX, Change, Watch, is_deleted
+from reknit.core.stored import Stored
 
 STREAM = f"KV_{BUCKET}"
 EVERY = 5.0

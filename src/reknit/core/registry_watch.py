@@ -14,8 +14,8 @@ from nats.aio.msg import Msg
 from reknit.core import log
 from reknit.core.connection import Connection
 from reknit.core.errors import ReknitError
-from reknit.core.journal import Stored, live
 from reknit.core.registry_entry import KEPT, Card, Seen, decode
+from reknit.core.stored import Stored, live
 
 BUCKET = "reknit-registry"
 PREFIX = f"$KV.{BUCKET}."

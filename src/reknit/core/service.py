@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -35,10 +35,12 @@ from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld,
 from reknit.core.events import AnyPulse, JobFinished, JobSubmitted, kind_of
 from reknit.core.presence import announce
 from reknit.core.registry_entry import Health
+from reknit.core.undone import Undone
 
 __all__ = ["PING", "Decision", "Disconnected", "Out", "Runner", "Tick", "Told", "run_process", "run_service"]
 
 PING = "ping"
+INSTANCE = "REKNIT_INSTANCE"
 _CONNECT_TIMEOUT = 60.0
 _PUBLISH_DEADLINE = 5.0
 _LAST_WORDS = 2.0  # seconds for what is under way when the service is told to end
@@ -73,10 +75,11 @@ async def run_service(
     act: Callable[[Bus, str, Any], Awaitable[None]] | None = None,
     span: str = "decide",
     beside: Callable[[Bus, Runner[S]], AbstractAsyncContextManager[None]] | None = None,
+    lease: bool = False,
 ) -> None:
     """Run a service until SIGTERM or SIGINT; connects by the environment variable `REKNIT_ENDPOINT`.
 
-    Answers `ping` with JSON: service, pid, ready (the log was read), seq, jobs, errors.
+    Answers `ping` with JSON: service, pid, ready (the log was read), acts (see `lease`), seq, jobs, errors.
 
     Args:
         name: the service's name; also the source of its events.
@@ -88,6 +91,8 @@ async def run_service(
         act: does one action of `Decision.do`; if it raises, that is logged, and the reducer may ask again.
         span: each publication is a trace span `<name>.<span>`, child of the input that led to it.
         beside: what else the service has (a page, more answers): entered once the bus is connected, left at the end.
+        lease: of several such processes only one acts, the others decide along and take over when it is gone. With
+            `REKNIT_INSTANCE` set, say to `standby`, it answers as `<name>-standby`, so that each is asked for itself.
 
     Raises:
         UsageError: the environment variable is missing or wrong.
@@ -103,7 +108,7 @@ async def run_service(
             loop.add_signal_handler(number, ended.set)
     endpoint = from_env(ENDPOINT, Endpoint)
     bus = await Bus.connect(endpoint, source=name, timeout=_CONNECT_TIMEOUT)
-    runner = Runner(name, bus, initial=initial, decide=decide, act=act, span=span)
+    runner = Runner(name, bus, initial=initial, decide=decide, act=act, span=span, lease=lease)
     announce(bus, name, lambda: runner.health, runner.about)
     try:
         async with beside(bus, runner) if beside is not None else contextlib.nullcontext():
@@ -138,8 +143,13 @@ class Runner(Generic[S]):
         decide: Callable[[S, Told], Decision[S]],
         act: Callable[[Bus, str, Any], Awaitable[None]] | None = None,
         span: str = "decide",
+        lease: bool = False,
     ) -> None:
         self._name = name
+        instance = os.environ.get(INSTANCE, "")
+        self._answers_as = f"{name}-{instance}" if instance else name
+        self._lease = bus.lease(name, self._act_now) if lease else None
+        self._undone = Undone()
         self._bus = bus
         self._initial = initial
         self._decide = decide
@@ -180,7 +190,7 @@ class Runner(Generic[S]):
         self, ended: asyncio.Event, *, tick: float = 0.1, pulses: bool = False, disconnects: bool = False
     ) -> None:
         """Serve until `ended` is set; what is under way then gets a moment to end."""
-        await self._bus.serve(self._name, PING, self._answer_ping)
+        await self._bus.serve(self._answers_as, PING, self._answer_ping)
         publishing = asyncio.create_task(self._publish_all(), name="publish")
         starting = asyncio.create_task(self._begin(pulses, disconnects), name="begin")
         ending = asyncio.create_task(ended.wait())
@@ -190,6 +200,8 @@ class Runner(Generic[S]):
             await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                if self._lease is not None:
+                    await self._lease.start()
                 ticking = asyncio.create_task(self._tick_on(tick), name="tick")
                 measuring = asyncio.create_task(self._measure_on(), name="measure")
                 self._log.info("ready", jobs=len(self._jobs), seq=self._seq)
@@ -198,6 +210,8 @@ class Runner(Generic[S]):
             self._live = False
             await self._last_words()
         finally:
+            if self._lease is not None:
+                await self._lease.stop()
             workers = (job.worker for job in self._jobs.values())
             tasks = [task for task in (publishing, ticking, measuring, starting, ending, *workers) if task is not None]
             for task in tasks:
@@ -238,6 +252,8 @@ class Runner(Generic[S]):
                 job.ended = told.now
 
     def _on_disconnect(self, client_id: int, name: str) -> None:
+        if self._lease is not None:
+            self._lease.notice(client_id)
         for job in list(self._jobs):
             self._tell(self._now(job, Disconnected(client_id, name)))
 
@@ -314,8 +330,28 @@ class Runner(Generic[S]):
 
     # ----------------------------------------------------------------------------------------------------- outputs
 
+    @property
+    def acts(self) -> bool:
+        """True if what is decided here is done here; False while another process of this service acts."""
+        return self._lease is None or self._lease.held
+
+    def _keep(self, key: Hashable, call: Callable[[], object]) -> None:
+        self._undone.keep(key, call)
+        if self._lease is not None:
+            self._lease.hurry()
+
+    def _act_now(self) -> None:
+        """The lease is ours: do what the one before us may have left undone; what it did do is refused as done."""
+        if self._live:
+            self._undone.release()
+            for name in list(self._jobs):
+                self._tell(self._now(name, Tick()))
+
     def _ask(self, told: Told, out: Out, reason: str) -> bool:
         key = (told.job, kind_of(out.event), out.id)
+        if not self.acts:
+            self._keep(key, lambda: self._ask(told, out, reason))
+            return False
         if key in self._under_way:
             return False
         self._under_way.add(key)
@@ -358,6 +394,9 @@ class Runner(Generic[S]):
     def _ask_action(self, name: str, job: _Job[S], action: Any) -> bool:
         if self._act is None or action in job.pending:
             return False
+        if not self.acts:
+            self._keep((name, action), lambda: self._ask_action(name, job, action))
+            return False
         job.pending.add(action)
         job.actions.put_nowait(action)
         if job.worker is None:
@@ -391,6 +430,7 @@ class Runner(Generic[S]):
                 "service": self._name,
                 "pid": os.getpid(),
                 "ready": self._live,
+                "acts": self.acts,
                 "seq": self._seq,
                 "jobs": sorted(self._jobs),
                 "errors": sum(self._errors.values()),

@@ -176,8 +176,18 @@ class ControlSettings:
         "",
         kinds.text,
         "Broker to use: nats://user:password@host:port, host:port, or the path of a job's endpoint.json. "
-        "By default that of `reknit up`, else one of the job's own.",
+        "Several of one cluster with commas between them. By default that of `reknit up`, else one of the job's own.",
         also=("PET_RDZV_ENDPOINT",),
+    )
+    nats_replicas: int = _setting(
+        0,
+        kinds.whole(0),
+        "On how many brokers of a cluster each event is stored; 0: on 3 if it has as many.",
+    )
+    standby: bool = _setting(
+        False,
+        kinds.yes_or_no,
+        "A second membership service stands by and takes over within milliseconds when the first is gone.",
     )
     port: int = _setting(0, kinds.port, "Port of a broker that is started here; 0: a free one.")
     secret_file: str = _setting(
@@ -350,6 +360,7 @@ INTERNAL_ENV = (
     "REKNIT_ALERT_WEBHOOK",
     "REKNIT_MONITOR_HOST",
     "REKNIT_PRELOAD",
+    "REKNIT_INSTANCE",
     "REKNIT_MONITOR_PORT",
     "REKNIT_MONITOR_PORT_FILE",
 )
