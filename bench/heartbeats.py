@@ -55,6 +55,8 @@ SLOTS = 8000
 A_NODE = 8
 """Workers of one agent."""
 BAR_MS = 100.0
+LAST_CALL = 5.0
+"""Seconds that the last node gets for its workers, if they are fewer than the others'."""
 STEPS = 20
 """Steps that are said to be committed between two events."""
 CALM = 3.0
@@ -110,11 +112,11 @@ def enter(bus: BusThread, nodes: dict[str, list[str]], ids: dict[str, int], list
     spec = JobSubmitted(
         run=RUN,
         script="train.py",
-        min_nodes=1,
+        min_nodes=len(nodes),
         max_nodes=len(nodes),
         nproc_per_node=A_NODE,
         max_restarts=1_000_000,
-        last_call=WITHIN,
+        last_call=LAST_CALL,
         gossip="train",
     )
     bus.publish(NAME, spec)
@@ -226,8 +228,16 @@ def decode_ms(world: WorldChanged) -> float:
     return round(1e3 * min(took), 2)
 
 
-def measured(workers: int, events: int, seconds: float, many: int) -> dict[str, Any]:
-    """Measure and return the document that is printed."""
+def measured(workers: int, events: int, seconds: float, many: int, keep: Path | None = None) -> dict[str, Any]:
+    """Measure and return the document that is printed.
+
+    Args:
+        workers: how many.
+        events: workers that end.
+        seconds: over which processor time is taken.
+        many: processes that the workers share.
+        keep: keep the job's folder here.
+    """
     nodes = nodes_of(workers)
     document: dict[str, Any] = {"workers": workers, "agents": len(nodes), "machine": machine.describe()}
     with (
@@ -235,12 +245,14 @@ def measured(workers: int, events: int, seconds: float, many: int) -> dict[str, 
         Offspring() as offspring,
         listener() as port,
     ):
-        job = Job(offspring, Path(path), "steps_tiny.py")
+        folder = keep or Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        job = Job(offspring, folder, "steps_tiny.py")
         job.start_plane()
         with job.listening() as (bus, log):
             endpoint = job.endpoint()
             assert endpoint is not None
-            crowd = Crowd(offspring, Path(path), endpoint, nodes, many)
+            crowd = Crowd(offspring, folder, endpoint, nodes, many)
             ids = crowd.connected()
             began = time.monotonic()
             enter(bus, nodes, ids, port)
@@ -310,9 +322,10 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=20, help="workers that end")
     parser.add_argument("--seconds", type=float, default=20.0, help="over which processor time is taken")
     parser.add_argument("--processes", type=int, default=2, help="that the simulated workers share")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the job's folder (REKNIT_HOME) here")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     args = parser.parse_args()
-    document = measured(args.workers, args.events, args.seconds, args.processes)
+    document = measured(args.workers, args.events, args.seconds, args.processes, args.keep and args.keep.absolute())
     document["bar"] = f"delivered to all within {BAR_MS:g} ms (p99)"
     document["misses"] = misses(document)
     short = {name: document[name] for name in ("cpu", "memory_mib", "decided_ms", "delivered_ms")}

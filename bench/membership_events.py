@@ -152,9 +152,12 @@ class Scene:
     def kill(self, victims: Collection[str]) -> float:
         """SIGKILL these workers, one right after the other; when."""
         pids = [m.pid for m in self.world.members if m.worker in victims]
+        with contextlib.suppress(PermissionError):  # else the first to die take our turn, and the rest live on for long
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         at = time.time()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         return at
 
     def kill_node(self, node: str) -> float:

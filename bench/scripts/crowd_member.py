@@ -59,7 +59,7 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It was thrown out, which spoils what is measured; or it was told to end."""
-        if self.name in self._crowd.clients:
+        if self._crowd.clients.pop(self.name, None) is not None:
             self._crowd.say(lost=self.name, why=str(exc))
 
     def send(self, data: bytes) -> None:

@@ -81,8 +81,8 @@ def test_the_bar_of_heartbeats_can_be_missed():
 
 
 def test_a_small_town_of_simulated_workers():
-    found = heartbeats.measured(workers=20, events=2, seconds=1.0, many=2)
+    found = heartbeats.measured(workers=24, events=2, seconds=1.0, many=2)
     assert found["agents"] == 3
-    assert [event["arrivals"] for event in found["events"]] == [22, 21]
+    assert [event["arrivals"] for event in found["events"]] == [26, 25]
     assert set(found["cpu"]) >= {"membership", "shards", "checkpoint", "monitor", "crowd"}
     assert found["delivered_ms"]["p50"] > 0
