@@ -171,6 +171,9 @@ async def test_a_restart_of_the_broker_loses_nobody(broker: Broker, endpoint: En
         await until(lambda: told(changes, "one") == [("there", "passing")])
         broker.kill()
         await until(lambda: not bus.connected and not other.connected)
+        away = time.monotonic()
+        # long enough for it to be critical, if anybody judged
+        await until(lambda: time.monotonic() - away > (MISSED + 0.5) * 1.0)
         broker.start()
         await comes(other, {"one": "passing"})
         bus.registry.register("agent.j.two", lambda: [entry("two")], every=1.0)
