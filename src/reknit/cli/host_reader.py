@@ -64,7 +64,11 @@ class HostReader:
         watch = Watch(self._source, own=own)
         first = True
         while True:
-            hosts = await watch.look()
+            try:
+                hosts = await watch.look()
+            except Exception as error:  # noqa: BLE001 - a list that is not read any more would go unnoticed
+                hosts = None
+                self._say(f"hosts: {self._source} was not read: {type(error).__name__}: {error}", True)
             for text in watch.news():
                 self._say(f"hosts: {text}", True)
             if hosts is not None and not (first and _same(hosts, known())):
