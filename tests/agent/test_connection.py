@@ -73,7 +73,9 @@ def test_the_broker_goes_and_comes_back(broker: Broker, tmp_path: Path) -> None:
         # training goes on without it: the dead one is replaced all the same
         until(lambda: one.told().count("runs") == 3, "the dead worker is replaced")
         assert alive(second.pid)
+        one.says("no connection to the broker: steps go on as long as the ring holds")
         broker.start()
+        one.says("the broker is back after")
         exited = one.event(WorkerExited)
         assert (exited.worker, exited.code) == (first.worker, -9)
         assert one.started(3).worker == first.worker

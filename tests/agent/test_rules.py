@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reknit.worker.agent.contact import Contact
 from reknit.worker.agent.exit_status import in_words, signal_name
 from reknit.worker.agent.incarnation import next_incarnation
 from reknit.worker.agent.restart import after_exit, pause_after
@@ -137,3 +138,14 @@ def test_short_stops_are_no_news() -> None:
 def test_every_state_has_a_signal_name() -> None:
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
         assert signal_name(-number) == number.name
+
+
+def test_a_broker_that_is_away_is_said_once_and_its_return() -> None:
+    contact, said = Contact(), []
+    for tick in range(100):
+        at = tick * 0.25
+        # a restart of half a second, then an outage of ten
+        connected = not (2.0 <= at < 2.5 or 5.0 <= at < 15.0)
+        if told := contact.look(connected, at):
+            said.append((at, told.partition(":")[0]))
+    assert said == [(6.0, "no connection to the broker"), (15.0, "the broker is back after 10 s")]

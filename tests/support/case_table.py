@@ -115,8 +115,11 @@ ROWS = (
     ),
     Row(
         "the network splits for long and heals",
-        "the side that reaches the log goes on; the other waits, commits nothing, and comes back as newcomers",
-        ("breaks/test_hosts.py::test_of_two_halves_only_that_with_the_log_goes_on",),
+        "the side that reaches the log goes on; the other says so, waits, commits nothing, comes back as newcomers",
+        (
+            "breaks/test_hosts.py::test_of_two_halves_only_that_with_the_log_goes_on",
+            "agent/test_connection.py::test_the_broker_goes_and_comes_back",
+        ),
     ),
     Row(
         "the network splits in two halves that both have the minimum",

@@ -23,6 +23,7 @@ from reknit.worker.child import Order
 
 from . import lifeline, namesake, procfs
 from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say, Watch
+from .contact import Contact
 from .deathwatch import Deathwatch
 from .decide import decide
 from .display import Display
@@ -228,7 +229,7 @@ class Agent:
         self._feed(Signalled(number, time.monotonic()))
 
     async def _tick(self, bus: Bus) -> None:
-        count = 0
+        count, contact = 0, Contact()
         while True:
             await asyncio.sleep(_TICK)
             count += 1
@@ -237,6 +238,8 @@ class Agent:
             if count % _OBSERVE_EVERY == 0:
                 self._remains.observe(self._pids(), self._forkserver.guard)
             self._letters = {worker: look.letter for worker, look in looks.items()}
+            if told := contact.look(bus.connected, time.monotonic()):
+                self._say(told)
             await self._beat(bus)
 
     async def _beat(self, bus: Bus) -> None:
