@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import JobSubmitted, WorkerExited, WorldChanged
 from support.buses import joined, numbered, numbers, until
 from support.clusters import Cluster
@@ -96,6 +98,24 @@ async def test_worlds_go_on_after_an_election_each_exactly_once(cluster: Cluster
             assert [w.generation for w in worlds()] == list(range(1, len(worlds()) + 1))
             assert worlds()[-1].removed == ("b-0",)
             assert not [r for r in heard if isinstance(r.event, WorkerExited) and r.event.node != "b"]
+
+
+async def test_the_registry_and_the_lease_outlive_a_broker(cluster: Cluster) -> None:
+    async with joined(cluster.endpoint, "test", 60.0) as bus:
+        with ServiceProcess("membership", cluster.endpoint) as service:
+            await ready(bus, "membership", service.pid)
+            for bucket in ("KV_reknit", "KV_reknit-registry"):
+                assert (await cluster.info(bucket))["config"]["num_replicas"] == 3
+            cluster.kill(await cluster.leader("KV_reknit-registry"))
+            deadline = time.monotonic() + 60.0
+            while True:
+                answer = await ready(bus, "membership", service.pid, 60.0)
+                with contextlib.suppress(ControlPlaneUnreachable):
+                    found = [s for s in await bus.registry.read() if s.entry.pid == service.pid]
+                    if answer["acts"] and found and found[0].health == "passing":
+                        break
+                assert time.monotonic() < deadline, "it does not come back"
+                await asyncio.sleep(0.2)
 
 
 async def test_a_log_that_was_begun_on_two_brokers_grows_to_three_copies(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ _DESCRIPTION = "every event of every job, in order"
 _STALE = {10070, 10071, 10164}
 _NOT_FOUND = {10037, 10059}  # no message found, stream not found
 _IN_USE = 10058
-_NO_PEERS = 10005  # the cluster has fewer brokers, now, than replicas are wanted
+NO_PEERS = 10005
+"""The broker's word for: the cluster has fewer brokers, now, than replicas are wanted."""
 _BATCH = 500
 _BATCH_BYTES = 16 * 1024 * 1024  # more than one largest message, less than what makes the broker call us slow
 _STALL = 5.0
@@ -145,7 +146,7 @@ class Journal:
         try:
             return await self._call(f"STREAM.CREATE.{STREAM}", config)
         except _Refused as refused:
-            if refused.code == _NO_PEERS and not self._wanted:
+            if refused.code == NO_PEERS and not self._wanted:
                 return await self._call(f"STREAM.CREATE.{STREAM}", {**config, "num_replicas": 1})  # it grows later
             if refused.code != _IN_USE:
                 raise

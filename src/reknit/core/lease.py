@@ -39,6 +39,7 @@ from reknit.core import log
 from reknit.core.answers import Answers, ask_once
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
+from reknit.core.journal import NO_PEERS
 
 BUCKET = "reknit"
 TTL = 3.0
@@ -53,7 +54,6 @@ BLIND_AFTER = 12.0
 _MARGIN = 0.5
 _STALE = {10070, 10071, 10164}
 _NOT_FOUND = {10037, 10059}
-_NO_PEERS = 10005
 _API = "$JS.API"
 _ASK = 2.0
 
@@ -296,7 +296,7 @@ class Lease:
         try:
             await self._call(f"STREAM.CREATE.KV_{BUCKET}", config)
         except _Refused as refused:
-            if refused.code == _NO_PEERS and config["num_replicas"] != 1:
+            if refused.code == NO_PEERS and config["num_replicas"] != 1:
                 await self._call(f"STREAM.CREATE.KV_{BUCKET}", {**config, "num_replicas": 1})
                 return
             if refused.status == 503:

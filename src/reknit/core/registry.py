@@ -34,7 +34,7 @@ from nats.aio.msg import Msg
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
-from reknit.core.journal import EXPECT_LAST, Journal
+from reknit.core.journal import EXPECT_LAST, NO_PEERS, Journal
 from reknit.core.registry_entry import KEPT, KINDS, Card, Entry, Seen, decode, encode
 from reknit.core.registry_watch import BUCKET, LIVE, PREFIX, Change, Watch, is_deleted
 from reknit.core.stored import Stored
@@ -175,7 +175,7 @@ class Registry:
             "retention": "limits",
             "discard": "new",
             "max_msgs_per_subject": 1,
-            "num_replicas": 1,
+            "num_replicas": self._journal.replicas,
             "allow_rollup_hdrs": True,
             "allow_msg_ttl": True,
             "allow_direct": True,
@@ -183,11 +183,17 @@ class Registry:
             # what is stored, and only that, is told to watchers; a subscription to the keys hears refused writes too
             "republish": {"src": ">", "dest": f"{LIVE}.>"},
         }
-        subject = f"$JS.API.STREAM.CREATE.{STREAM}"
-        answer = _unpacked(await self._connection.ask(subject, json.dumps(config).encode(), timeout=_ANSWER))
-        error = answer.get("error")
+        error = await self._made(config)
+        if error is not None and int(error.get("err_code", 0)) == NO_PEERS:
+            error = await self._made({**config, "num_replicas": 1})
         if error is not None and int(error.get("err_code", 0)) != 10058:  # 10058: another one was faster
             raise ReknitError(f"the bucket {BUCKET} cannot be made: {error.get('description', error)}")
+
+    async def _made(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """Make the bucket; return what the broker has against it, None if it is there now."""
+        subject = f"$JS.API.STREAM.CREATE.{STREAM}"
+        answer = _unpacked(await self._connection.ask(subject, json.dumps(config).encode(), timeout=_ANSWER))
+        return answer.get("error")
 
     async def _broker_now(self) -> float | None:
         """The broker's clock; None if there is no bucket."""
