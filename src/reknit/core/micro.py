@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
-from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
 
 from reknit.core import log
 from reknit.core.answers import Answers
@@ -57,6 +56,9 @@ class Micro:
             metadata: what else is known of it.
             data: for each endpoint's statistics.
         """
+        # here: workers and the command line have a bus too, and never need it
+        from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
+
         shown = {"version": version, **(metadata or {})}
         proper = version if _SEMVER.fullmatch(version) else "0.0.0"
         started = datetime.now(UTC)
