@@ -57,7 +57,13 @@ class Micro:
             data: for each endpoint's statistics.
         """
         # here: workers and the command line have a bus too, and never need it
-        from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
+        from nats.micro.service import (  # noqa: PLC0415 - said above
+            EndpointInfo,
+            EndpointStats,
+            ServiceInfo,
+            ServicePing,
+            ServiceStats,
+        )
 
         shown = {"version": version, **(metadata or {})}
         proper = version if _SEMVER.fullmatch(version) else "0.0.0"
