@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointEvent,
     CheckpointFailed,
+    CheckpointHeld,
     CheckpointRequested,
     Event,
 )
@@ -25,6 +27,24 @@ from .exchange import Exchange
 from .ring.resend import Committed
 from .snapshot import Snapshot, Snapshotter
 from .tracked import Tracked
+
+HEIRS = 2
+"""Workers, next to the first one, that tell of a copy of which they have nothing to write."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy of the state that a checkpoint is written from.
+
+    Attributes:
+        snapshot: the bytes.
+        writers: who holds it too.
+        check: says what is wrong with it, empty if nothing is; asked before anything is written.
+    """
+
+    snapshot: Snapshot
+    writers: tuple[str, ...]
+    check: Callable[[], str]
 
 
 class Saving:
@@ -69,8 +89,7 @@ class Saving:
             if directory
             else None
         )
-        self._held: dict[str, Snapshot] = {}
-        self._writers: dict[str, tuple[str, ...]] = {}
+        self._held: dict[str, _Copy] = {}
         self._warm = False
         self._due: tuple[str, Committed] | None = None
         self._taken = ""
@@ -206,17 +225,29 @@ class Saving:
         self, checkpoint: str, snapshot: Snapshot, writers: tuple[str, ...], check: Callable[[], str] = str
     ) -> None:
         assert self._writer is not None
-        self._held[checkpoint] = snapshot
-        self._writers[checkpoint] = writers
-        chunks = range(chunk_count(snapshot.layout.total, self._writer.chunk_bytes))
-        mine = assign([INDEX_NUMBER, *chunks], writers).get(self._worker, ())
+        self._held[checkpoint] = _Copy(snapshot, writers, check)
+        chunks = chunk_count(snapshot.layout.total, self._writer.chunk_bytes)
+        mine = assign([INDEX_NUMBER, *range(chunks)], writers).get(self._worker, ())
         self._writer.write(snapshot, checkpoint, mine, writers=writers, check=check)
+        if not mine and self._worker in writers[: 1 + HEIRS]:
+            # a small state is written by the first worker alone: should it die, somebody must have told of the others
+            self._post(
+                CheckpointHeld(
+                    checkpoint=checkpoint,
+                    step=snapshot.step,
+                    worker=self._worker,
+                    chunks=chunks,
+                    generation=snapshot.generation,
+                    chain=snapshot.chain,
+                    writers=writers,
+                )
+            )
 
     def _write_more(self, event: CheckpointRequested) -> None:
-        snapshot = self._held.get(event.checkpoint)
+        copy = self._held.get(event.checkpoint)
         mine = event.reassigned.get(self._worker, ())
-        if snapshot is not None and mine and self._writer is not None:
-            self._writer.write(snapshot, event.checkpoint, mine, writers=self._writers.get(event.checkpoint, ()))
+        if copy is not None and mine and self._writer is not None:
+            self._writer.write(copy.snapshot, event.checkpoint, mine, writers=copy.writers, check=copy.check)
 
     def _hand_out(self, done: Future[Snapshot], ledger: bytes) -> None:
         error = done.exception()
@@ -237,7 +268,6 @@ class Saving:
         )
 
     def _drop(self, checkpoint: str) -> None:
-        snapshot = self._held.pop(checkpoint, None)
-        self._writers.pop(checkpoint, None)
-        if snapshot is not None:
-            snapshot.release()
+        copy = self._held.pop(checkpoint, None)
+        if copy is not None:
+            copy.snapshot.release()

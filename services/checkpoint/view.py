@@ -15,6 +15,7 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointDeleted,
     CheckpointFailed,
+    CheckpointHeld,
     CheckpointRequested,
     CheckpointRestored,
     CheckpointWritten,
@@ -140,7 +141,7 @@ class View:
             return None
 
 
-def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # noqa: C901, PLR0911 - one line a kind
+def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # noqa: C901, PLR0911, PLR0912 - one line a kind
     """Fold one event of the log into the view.
 
     Args:
@@ -169,6 +170,8 @@ def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # no
             return _requested(view, event, now, trace)
         case CheckpointWritten():
             return _written(view, event, now)
+        case CheckpointHeld():
+            return _told(view, event, now)
         case CheckpointCommitted():
             return _committed(view, event)
         case CheckpointFailed():
@@ -247,21 +250,33 @@ def _requested(view: View, event: CheckpointRequested, now: float, trace: str) -
 
 
 def _written(view: View, event: CheckpointWritten, now: float) -> View:
+    view = _told(view, event, now)
+    flight = view.flight
+    if flight is None or flight.checkpoint != event.checkpoint or flight.fault:
+        return view
+    if not INDEX_NUMBER <= event.chunk < flight.chunks:
+        fault = f"{event.worker} wrote chunk {event.chunk} of {flight.chunks}"
+        return dataclasses.replace(view, flight=dataclasses.replace(flight, fault=fault))
+    stored = StoredFile(number=event.chunk, file=event.file, bytes=event.bytes, hash=event.hash, worker=event.worker)
+    files = {event.chunk: stored, **flight.files}  # written twice: the first one counts
+    return dataclasses.replace(view, flight=dataclasses.replace(flight, files=files))
+
+
+def _told(view: View, event: CheckpointWritten | CheckpointHeld, now: float) -> View:
+    """Somebody holds the copy: what is to be written and by whom is known from the first one on."""
     flight = view.flight
     if flight is None or flight.checkpoint != event.checkpoint or flight.fault:
         return view
     if flight.step < 0:
-        flight = _first_file(view, flight, event)
+        flight = _first_told(view, flight, event)
     fault = _contradiction(flight, event)
     if fault:
         return dataclasses.replace(view, flight=dataclasses.replace(flight, fault=fault))
-    stored = StoredFile(number=event.chunk, file=event.file, bytes=event.bytes, hash=event.hash, worker=event.worker)
-    files = {event.chunk: stored, **flight.files}  # written twice: the first one counts
-    flight = dataclasses.replace(flight, files=files, moved_at=now)
+    flight = dataclasses.replace(flight, moved_at=now)
     return dataclasses.replace(view, flight=flight, mark=max(view.mark, event.step), step=max(view.step, event.step))
 
 
-def _first_file(view: View, flight: Flight, event: CheckpointWritten) -> Flight:
+def _first_told(view: View, flight: Flight, event: CheckpointWritten | CheckpointHeld) -> Flight:
     writers = event.writers or tuple(view.members) or (event.worker,)
     parts = assign(file_numbers(event.chunks), writers)
     return dataclasses.replace(
@@ -275,15 +290,13 @@ def _first_file(view: View, flight: Flight, event: CheckpointWritten) -> Flight:
     )
 
 
-def _contradiction(flight: Flight, event: CheckpointWritten) -> str:
+def _contradiction(flight: Flight, event: CheckpointWritten | CheckpointHeld) -> str:
     said = (event.step, event.chunks, event.chain)
     if said != (flight.step, flight.chunks, flight.chain):
         return (
-            f"{event.worker} wrote step {event.step}, chain {event.chain:016x}, {event.chunks} chunks; "
+            f"{event.worker} holds step {event.step}, chain {event.chain:016x}, {event.chunks} chunks; "
             f"others step {flight.step}, chain {flight.chain:016x}, {flight.chunks} chunks"
         )
-    if not INDEX_NUMBER <= event.chunk < flight.chunks:
-        return f"{event.worker} wrote chunk {event.chunk} of {flight.chunks}"
     return ""
 
 

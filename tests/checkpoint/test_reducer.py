@@ -16,6 +16,7 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointDeleted,
     CheckpointFailed,
+    CheckpointHeld,
     CheckpointRequested,
     CheckpointRestored,
     CheckpointWritten,
@@ -297,7 +298,7 @@ def test_the_first_of_two_copies_of_a_chunk_counts() -> None:
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
-        (written("r1-1", 1, "b", 21), "b wrote step 21"),
+        (written("r1-1", 1, "b", 21), "b holds step 21"),
         (written("r1-1", 1, "b", chunks=5), "5 chunks"),
         (written("r1-1", 1, "b", chain=6), "chain 0000000000000006"),
         (written("r1-1", 4, "b"), "b wrote chunk 4 of 4"),
@@ -324,6 +325,20 @@ def test_a_dead_writers_files_go_to_the_others() -> None:
     for chunk, worker in [(1, "a"), (2, "a"), (3, "c")]:
         it.publish(written("r1-1", chunk, worker))
     assert [c.worker for c in it.commits()[0].chunks] == ["a", "a", "a", "c"]
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_one_that_had_all_to_write_and_dies_is_replaced_by_those_that_hold_the_copy(told_first: bool) -> None:
+    it = service()
+    it.publish(steps(0, 21))
+    held = [
+        CheckpointHeld(checkpoint="r1-1", step=20, worker=w, chunks=1, generation=1, chain=7, writers=("a", "b", "c"))
+        for w in "bc"
+    ]
+    death = world(2, member("b"), member("c"), removed=("a",))
+    for event in (held[0], death, held[1]) if told_first else (death, *held):
+        it.publish(event)
+    assert it.requests()[-1].reassigned == {"b": (-1, 0)}
 
 
 def test_who_dies_before_the_first_file_is_noticed_with_it() -> None:

@@ -614,6 +614,21 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint.written"):
     """Who holds a copy of this state, in ring order: `core.manifest.assign` among them says who writes what."""
 
 
+class CheckpointHeld(Event, frozen=True, tag="checkpoint.held"):
+    """A worker that has no file to write holds a copy of the state: it can take over from one that dies."""
+
+    checkpoint: str
+    step: int
+    """Steps committed in this state: the next step to run."""
+    worker: str
+    chunks: int
+    """How many chunks the state has in all."""
+    generation: int = 0
+    chain: int = 0
+    writers: tuple[str, ...] = ()
+    """Who holds a copy of this state, in ring order."""
+
+
 class CheckpointCommitted(Event, frozen=True, tag="checkpoint.committed"):
     """The manifest is durable: from now on this checkpoint exists."""
 
@@ -802,6 +817,7 @@ ShardsEvent = ShardsPlanned | StepsCommitted | StepNotFinite | EpochFinished
 CheckpointEvent = (
     CheckpointRequested
     | CheckpointWritten
+    | CheckpointHeld
     | CheckpointCommitted
     | CheckpointFailed
     | CheckpointRestored
