@@ -12,6 +12,8 @@ from .finding import Finding
 from .rules import RULES
 from .view import View, with_event, with_pulse
 
+CLOCK_MOVED = 0.05
+"""Seconds by which the broker's clock must differ from what we know of it until that is corrected."""
 LOOK_EVERY = 0.5
 AFTER_THE_END = 10.0
 """Seconds between two looks at the rules when only time goes on, while a run goes on and after it."""
@@ -34,6 +36,8 @@ def decide(view: View, told: Told) -> Decision[View]:
         return Decision(with_pulse(view, event, now) if told.live else view)
     if isinstance(event, Event):
         view = with_event(view, event, now, told.wall)
+    elif told.at and abs(told.at - now - view.ahead) > CLOCK_MOVED:
+        return decide(dataclasses.replace(view, ahead=told.at - now), told)
     elif now - view.looked < (LOOK_EVERY if view.status.finished is None else AFTER_THE_END):
         return Decision(view)
     if not told.live:

@@ -31,6 +31,7 @@ class View:
         listening: monotonic seconds since when inputs are live, None while the log is replayed.
         heard: monotonic seconds of the newest heartbeat of anybody.
         looked: monotonic seconds when the rules were looked at last.
+        ahead: the broker's clock, in which some events name a time, less ours.
     """
 
     status: Status
@@ -40,6 +41,7 @@ class View:
     listening: float | None = None
     heard: float = float("-inf")
     looked: float = float("-inf")
+    ahead: float = 0.0
 
     @property
     def job(self) -> str:

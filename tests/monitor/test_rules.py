@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reknit.core.events import (
+    AgentJoined,
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointRequested,
     EvaluationDiffers,
     JobFinished,
     JobInexact,
+    NodeHeld,
     SlotNotFinite,
     StepNotFinite,
     WorkerCaughtUp,
@@ -61,6 +63,22 @@ def test_a_lost_worker_is_told_until_it_is_back() -> None:
     job.publish(WorkerCaughtUp(worker="w2-0", incarnation=2, generation=3, step=20))
     assert ("worker-joined", "w2-0", "cleared") in job.told()
     assert job.told("warning") == []
+
+
+def test_a_node_that_is_kept_out_is_told_until_the_time_is_over() -> None:
+    job = Watched("w1-0", "w2-0")
+    job.beat(5)
+    job.publish(AgentJoined(node="w2", run="r1", host="h", pid=1, nproc=1))
+    until = job.now + 12.0
+    reason = "it came back 4 times, the last time too soon: held down for 12 s"
+    job.publish(NodeHeld(node="w2", run="r1", cause="flapping", until=until, seconds=12.0, count=4, reason=reason))
+    job.beat(1)
+    assert job.told("warning") == [("node-held", "w2", "raised")]
+    assert job.alert("node-held").reason == f"w2: {reason}"
+    job.beat(10)
+    assert len(job.told("warning")) == 1
+    job.beat(10)
+    assert job.told("warning")[-1] == ("node-held", "w2", "cleared")
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -69,6 +69,18 @@ def paused(view: View, _now: float) -> Iterable[Finding]:
         yield Finding("job-below-min", view.job, "critical", reason, "start another node with `reknit run`")
 
 
+def held(view: View, now: float) -> Iterable[Finding]:
+    """New workers of a node are kept out for a while: it comes and goes, or its workers fail again and again."""
+    if view.status.finished is not None:
+        return
+    for name, node in view.status.nodes.items():
+        kept = [told for told in node.held.values() if told.until > now + view.ahead]
+        if node.up and kept:
+            longest = max(kept, key=lambda told: told.until)
+            hint = "reknit nodes shows until when; look at the machine and at the logs of its workers"
+            yield Finding("node-held", name, "warning", f"{name}: {longest.reason}", hint)
+
+
 def not_mended(view: View) -> bool:
     """Return True from a change of a running world until the first step is committed in it."""
     status = view.status
@@ -85,4 +97,5 @@ RULES = (
     Rule(("world-changed",), changed),
     Rule(("not-mended",), unmended),
     Rule(("job-below-min",), paused),
+    Rule(("node-held",), held),
 )
