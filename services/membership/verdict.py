@@ -88,11 +88,14 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
     between: set[str] = set()
     nearly: set[str] = set()
     queue, reached = _queue(record, sight, now), reach(record, sight, now)
+    named = frozenset(worker for _, worker in sight.noticed) | sight.disconnected.keys()
     for member in record.members:
         ending = record.ending(member)
         if ending is not None and ending.how in ("finished", "left"):
             done.add(member.worker)
             continue
+        if ending is None and member.worker not in named and _is_well(record, sight, member, now):
+            continue  # most are, at every moment
         missed = _is_missed(sight, member, now)
         by = reached.out.get(member.node, ()) if missed else ()
         evidence = (*_unheard(record, sight, member, by, now), *_about(record, sight, member, queue, now))
@@ -109,6 +112,14 @@ def judge(record: Record, sight: Sight, now: float) -> Verdict:
         if not missed and member.node in reached.out and phi_of(sight, member.worker, now) > 0.0:
             nearly.add(member.worker)
     return Verdict(dead, frozenset(done), suspect, frozenset(slow), frozenset(between), frozenset(nearly))
+
+
+def _is_well(record: Record, sight: Sight, member: Member, now: float) -> bool:
+    """True if it is heard without any delay and works at no step for too long; then only what was noticed counts."""
+    if phi_of(sight, member.worker, now) > 0.0:
+        return False
+    working = sight.working.get(member.worker)
+    return working is None or record.spec is None or now - working[2] <= record.spec.stuck_after
 
 
 def _is_missed(sight: Sight, member: Member, now: float) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import math
 import os
@@ -43,6 +44,9 @@ PING = "ping"
 INSTANCE = "REKNIT_INSTANCE"
 _CONNECT_TIMEOUT = 60.0
 _PUBLISH_DEADLINE = 5.0
+_GARBAGE = (20_000, 20, 50)
+"""Thresholds of the garbage collector. What a reducer makes has no cycles, so counting references frees it; a full
+collection takes 25 to 80 ms where a thousand workers are known, and came every few seconds."""
 _LAST_WORDS = 2.0  # seconds for what is under way when the service is told to end
 _MEASURE_EVERY = 30.0  # seconds between two looks at the broker's clock
 _TICKS_AFTER_END = 30.0  # seconds that a finished job still gets ticks
@@ -101,6 +105,7 @@ async def run_service(
     """
     log.setup(name)
     telemetry.setup(f"reknit-{name}")
+    gc.set_threshold(*_GARBAGE)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
