@@ -126,3 +126,15 @@ def test_a_node_that_comes_and_goes_is_kept_out_for_a_while_and_then_let_in() ->
     assert cluster.world is not None
     assert len(cluster.world.members) == 10
     assert not invariants.violations
+
+
+def test_who_reads_late_is_hardly_suspected_and_costs_no_flood_of_rumours() -> None:
+    """A probe's answer counts when it comes late; were each of them a suspicion, all would tell it to all, for ever."""
+    cluster = Cluster(nodes=40, seed=SEED)
+    suspected: list[str] = []
+    cluster.watchers.append(lambda _node, what: suspected.append(what.name) if what.what == "suspected" else None)
+    cluster.begin()
+    cluster.starve(cluster.draw(4), None)
+    cluster.run(20.0)
+    assert len(set(suspected)) <= 2
+    assert cluster.bytes / 40 / 20 < 6000

@@ -112,6 +112,7 @@ class Gossip:
         self._spread = Spread(preset.retransmit)
         self._turn = Turn(me.name, self._chance)
         self._probe: Probe | None = None
+        self._doubts: dict[int, tuple[Rumour, float]] = {}  # probe -> whom it was of, until when a late answer counts
         self._relays: dict[int, _Relay] = {}
         self._suspicions: dict[str, Suspicion] = {}
         self._rtt: dict[str, float] = {}
@@ -276,6 +277,11 @@ class Gossip:
         for seq in [seq for seq, relay in self._relays.items() if now >= relay.until]:
             relay = self._relays.pop(seq)
             self._answer(relay.asker, relay.address, Nack(relay.seq))
+        for seq in [seq for seq, (_, until) in self._doubts.items() if now >= until]:
+            of, _ = self._doubts.pop(seq)
+            held = self._view.get(of.name)
+            if held is not None and held.state <= State.SUSPECT and held.epoch == of.epoch:
+                self._hear(said(held, State.SUSPECT, self.me.name), now)
         for name in [name for name, suspicion in self._suspicions.items() if now >= suspicion.deadline]:
             if (held := self._view.get(name)) is not None:
                 self._hear(said(held, State.DEAD, self.me.name), now)
@@ -322,6 +328,7 @@ class Gossip:
             if before is not None or name in self._observing.subjects:
                 took = now - at
                 self._rtt[name] = took if before is None else before + _SMOOTH * (took - before)
+        self._doubts.pop(ack.seq, None)
         probe = self._probe
         if probe is not None and ack.seq == probe.seq and not probe.answered:
             probe.answered = True
@@ -343,9 +350,7 @@ class Gossip:
                 self._probe = None
                 missing = probe.helpers - probe.nacks
                 self._health.worse(missing if probe.helpers else 1)
-                held = self._view.get(probe.of.name)
-                if held is not None and held.state <= State.SUSPECT and held.epoch == probe.of.epoch:
-                    self._hear(said(held, State.SUSPECT, self.me.name), now)
+                self._doubts[probe.seq] = (probe.of, now + self._preset.patience)
             elif now >= probe.asked_at and not probe.helpers:
                 self._ask_others(probe)
         if self._probe is None and now >= self._next_probe:
@@ -510,6 +515,7 @@ class Gossip:
         self._observing.put_off(seconds)
         for suspicion in self._suspicions.values():
             suspicion.put_off(seconds)
+        self._doubts = {seq: (of, until + seconds) for seq, (of, until) in self._doubts.items()}
         if self._probe is not None:
             self._probe.asked_at += seconds
             self._probe.ends_at += seconds
@@ -524,5 +530,6 @@ class Gossip:
         if len(self._spread):
             times.append(self._next_spread)
         times += [relay.until for relay in self._relays.values()]
+        times += [until for _, until in self._doubts.values()]
         times += [suspicion.deadline for suspicion in self._suspicions.values()]
         return min(times)

@@ -20,6 +20,7 @@ class Preset:
         probe: between two probes of SWIM, stretched by the own health.
         timeout: of a direct probe until others are asked.
         helpers: how many are asked.
+        patience: after a probe without an answer until the member is suspected: a late answer counts, slow is not dead.
         suspicion: least time to refute, as a multiple of log10(n) probe intervals.
         suspicion_most: the same at most, as a multiple of the least.
         spread_every: between two rounds that only carry rumours.
@@ -41,6 +42,7 @@ class Preset:
     probe: float = 0.5
     timeout: float = 0.2
     helpers: int = 3
+    patience: float = 2.0
     suspicion: float = 4.0
     suspicion_most: float = 6.0
     spread_every: float = 0.1
