@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.agents import until
 from support.launchers import Place
 
@@ -28,6 +30,8 @@ def write(file: Path, text: str) -> None:
     fresh.replace(file)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_list_of_hosts_says_who_takes_part_and_the_registry_who_is_there(place: Place) -> None:
     script, hosts = str(place.script("s.py", GATED)), place.folder / "hosts"
     write(hosts, "a\nb:2\nc:4  # not there\n")
