@@ -1,7 +1,7 @@
 """When to act: many failures at once become one change of the world, a lonely certain one is acted on at once.
 
 Deaths with certain evidence wait for nothing but what will be known within milliseconds: a targeted check that is under
-way (the other workers of a node that was killed), and, where several died but not simply all of one node, for the next
+way (the other workers of a node that was killed), and, where several died and not simply with their node, for the next
 one: processes that are killed at once end one after the other. Others wait until nothing has changed for `SETTLE` and
 no other member is between life and death (Rapid's rule: cut when some are high and none is in between, Suresh et al.
 2018), at most `LONGEST`. A break of links without a death waits a little longer, for the death that may be behind it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from reknit.core.events import Member
 
+from .hearing import node_is_gone
 from .verdict import Verdict
 from .view import Record, Sight
 
@@ -20,7 +21,7 @@ UNSTABLE_WAIT = 0.5
 """Seconds that a cut waits for members that are about to be found dead too."""
 CHECK_WAIT = 0.05
 """Seconds that a certain death waits for the answers to urgent dials."""
-BURST = 0.02
+BURST = 0.03
 """Seconds from one certain death to the next of several, after which no more are expected."""
 LONGEST_BURST = 0.15
 RELINK = 0.15
@@ -45,7 +46,7 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
         return stable  # they leave at the same step boundary: no new ring for each of them
     if since < CHECK_WAIT and _checks_under_way(record, sight, verdict, now):
         return False
-    return since >= LONGEST_BURST or now - sight.gone_changed >= BURST or not _is_burst(record, verdict)
+    return since >= LONGEST_BURST or now - sight.gone_changed >= BURST or not _is_burst(record, sight, verdict, now)
 
 
 def removable(record: Record, verdict: Verdict) -> frozenset[str]:
@@ -72,11 +73,12 @@ def _checks_under_way(record: Record, sight: Sight, verdict: Verdict, now: float
     )
 
 
-def _is_burst(record: Record, verdict: Verdict) -> bool:
-    """True if several died, and it is not the loss of one node, which is complete."""
+def _is_burst(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:
+    """True if several died, and it is not the loss of one node with its agent, which is complete."""
     nodes = {m.node for m in record.members if m.worker in verdict.dead}
     left = {m.node for m in record.members if m.worker not in verdict.gone}
-    return len(verdict.dead) > 1 and (len(nodes) > 1 or bool(nodes & left))
+    lost = len(nodes) == 1 and not nodes & left and all(node_is_gone(sight, node, now) for node in nodes)
+    return len(verdict.dead) > 1 and not lost
 
 
 def relink_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:

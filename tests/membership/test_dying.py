@@ -39,6 +39,14 @@ def test_ten_that_end_one_after_the_other_are_one_change_of_the_world() -> None:
     assert len(town.worlds) == 2
 
 
+def test_all_workers_of_a_node_whose_agent_lives_may_be_the_first_of_many() -> None:
+    town = ring_of("a-0", "a-1", "b-0", "b-1", "c-0")
+    town.dies("a-0", others=("a-1",))
+    town.later(0.015, lambda: town.dies("b-0", others=("b-1",)))
+    assert town.until(lambda: town.members == ["c-0"], 1.0) < 0.015 + SOON
+    assert len(town.worlds) == 2
+
+
 def test_who_was_killed_with_it_is_out_with_it_before_its_own_agent_says_so() -> None:
     town = ring_of("a-0", "a-1", "b-0")
     town.dies("a-0", others=("a-1",))
