@@ -17,6 +17,7 @@ from reknit.core.events import (
     CheckpointCommitted,
     CheckpointDeleted,
     CheckpointFailed,
+    CheckpointHeld,
     CheckpointRequested,
     CheckpointRestored,
     CheckpointWritten,
@@ -245,6 +246,9 @@ SAMPLES: tuple[Event | Pulse, ...] = (
         chain=_BIG,
         seconds=0.5,
         writers=("n1-0", "n2-0"),
+    ),
+    CheckpointHeld(
+        checkpoint="c7", step=100, worker="n2-0", chunks=1, generation=3, chain=_BIG, writers=("n1-0", "n2-0")
     ),
     CheckpointCommitted(checkpoint="c7", step=100, path="/data/ckpt/c7", bytes=2**40, seconds=1.5, parent="c6"),
     CheckpointFailed(checkpoint="c8", reason="no space left on device", step=200, worker="n2-0"),
