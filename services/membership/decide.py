@@ -271,5 +271,6 @@ def _alarm(record: Record, sight: Sight, verdict: Verdict, now: float) -> float 
         due += [sight.breaks_since + RING_DIAL, sight.breaks_since + relink_wait(record)]
     if sight.joins_since is not None:
         due += [sight.joins_since + JOIN_WINDOW, sight.joins_since + JOIN_PATIENCE]
-    later = [at - now for at in due if at > now]
-    return min(later) + 0.001 if later else None
+    # what is due this very moment may not be yet, by the last bit of the sum
+    later = [at - now for at in due if at > now - 1e-6]
+    return max(min(later), 0.0) + 0.001 if later else None
