@@ -94,6 +94,16 @@ def test_heartbeats_of_a_stalled_path_come_late_and_in_an_outage_never() -> None
     assert len(bench.pulses) == 1
 
 
+def test_heartbeats_of_one_sender_stay_in_order_whatever_is_lost() -> None:
+    bench = Bench(loss=0.3)
+    bench.run(3.0)
+    bench.pulses.clear()
+    for number in range(300):
+        bench.clock.after(number * 0.001, bench.node.pulse, NodePulse(node="x", view=number))
+    bench.run(10.0)
+    assert [pulse.view for pulse in bench.pulses] == list(range(300))  # type: ignore[attr-defined]
+
+
 def test_the_end_of_a_process_is_told_at_once_and_a_vanished_host_after_seconds() -> None:
     bench = Bench()
     bench.run(0.1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from reknit.core.events import Event, NodePulse, WorkerPulse
 
-from .network import RETRANSMIT
+from .network import NEAR, RETRANSMIT
 
 if TYPE_CHECKING:
     from .broker import Answer, Broker, Entry
@@ -240,8 +240,8 @@ class Link:
         """A heartbeat that is at the broker at `when` comes on to us."""
         if self._on_pulse is None or not self._network.is_open(_HOST, self.host):
             return
-        # Those of one sender are in order already; between senders there is none to keep.
-        self._clock.at(when + self._network.segment(_HOST, self.host), self._pulsed, self.session, pulse)
+        # Always as long: those of one sender stay in order.
+        self._clock.at(when + NEAR[1], self._pulsed, self.session, pulse)
 
     def _pulsed(self, session: int, pulse: WorkerPulse | NodePulse) -> None:
         if session == self.session and self._broker.up and self._on_pulse is not None:
