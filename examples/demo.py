@@ -34,6 +34,9 @@ WORKERS = 3
 NOTICES = ("ring.broken", "worker.dying", "worker.exited", "worker.unreachable")
 """Kinds of events that are evidence of a death."""
 
+PATIENCE = 600
+"""Seconds that a job may take; the calm one takes half a minute on two quiet cores."""
+
 
 class Failed(Exception):
     """The demo could not be played to its end; the text says why."""
@@ -132,9 +135,10 @@ def train(stage: Stage, epochs: int, victim: int | None, show: Callable[[str], N
     out, err = Lines(run.stdout), Lines(run.stderr, show)
     kill = None if victim is None else kill_in_mid_run(stage, run, victim)
     try:
-        code = run.wait(90)
+        code = run.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        raise Failed(f"job {job} does not end") from None
+        last = "\n".join(err.settle()[-20:])
+        raise Failed(f"job {job} has not ended after {PATIENCE} s; a busy machine? Its last lines:\n{last}") from None
     if code:
         raise Failed(f"`reknit run` exited with {code}:\n" + "\n".join(err.settle()[-20:]))
     for line in out.settle():

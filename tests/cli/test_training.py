@@ -94,6 +94,11 @@ def test_a_polite_stop_leaves_a_checkpoint_of_the_last_step(place: Place, spares
     [last] = place.json("checkpoints", "ls", "--job", "t")[-1:]
     assert last["step"] == place.json("status", "--job", "t")["progress"]["committed"]
     assert len(place.json("world", "--history", "--job", "t")) == 2, "the ring, and its end"
+    assert not place.json("alerts", "--job", "t"), "nothing has failed"
+    anew = place.start("run", *flags, str(script), "gate", "500")
+    anew.until(f"with --resume it would go on from the checkpoint of step {last['step']}")
+    anew.signal(signal.SIGINT)
+    anew.wait()
 
 
 # All is trained when the script raises: in the ring's block, or after it.

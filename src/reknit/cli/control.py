@@ -44,6 +44,8 @@ def given(nats: str, replicas: int = 0) -> Endpoint:
     file = Path(nats.removeprefix("@"))
     if nats.startswith("@") or nats.endswith(".json"):
         endpoint = read_endpoint(file)
+        if not file.exists():
+            raise UsageError(f"{file} does not exist", hint="give the endpoint.json of a job's folder, or an address")
         if endpoint is None:
             raise UsageError(f"{file} does not hold an endpoint", hint="give the endpoint.json of a job's folder")
         return msgspec.structs.replace(endpoint, replicas=replicas or endpoint.replicas)

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from pathlib import Path
 
 from reknit.core.bus import Bus
-from reknit.core.errors import StaleWorld
+from reknit.core.errors import CheckpointError, StaleWorld
 from reknit.core.events import JobSubmitted
 from reknit.core.home import JobFolder
+from reknit.core.manifest import list_manifests
 
 from . import submission
 from .look import answering
@@ -70,7 +72,23 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
             claims.close()  # another node submitted first: join it
             continue
         screen.note(f"job {order.job}: {size(decision.spec)}")
+        if told := where_it_begins(decision.spec, order.job):
+            screen.note(told, "yellow")
         return Entry(decision.spec, node)
+
+
+def where_it_begins(spec: JobSubmitted, job: str) -> str:
+    """What a person should know of the checkpoints of earlier runs when a run begins; empty: nothing."""
+    if "://" in spec.checkpoint_dir:
+        return ""  # listing it may take a while; the workers do
+    try:
+        listed = list_manifests(Path(spec.checkpoint_dir), job)
+    except CheckpointError:
+        return ""  # whoever restores or writes there says it, with the reason
+    steps = [one.manifest.step for one in listed if one.manifest is not None and not one.foreign]
+    if spec.resume:
+        return "" if steps else f"no checkpoint of {job} in {spec.checkpoint_dir}: it begins at step 0"
+    return f"it begins at step 0; with --resume it would go on from the checkpoint of step {steps[0]}" if steps else ""
 
 
 def workers_of(spec: JobSubmitted, nproc: int) -> int:

@@ -119,7 +119,9 @@ def decide(
                 f"node {node!r} takes part in job {job!r} already", hint="give this one another name with --node"
             )
         node = _free(node, alive)
-    most = spec.max_nodes + -(-spec.spares // max(1, spec.nproc_per_node))
+    # the only node of a job has its spares itself
+    more = -(-spec.spares // max(1, spec.nproc_per_node)) if spec.max_nodes > 1 else 0
+    most = spec.max_nodes + more
     if len(alive) >= most:
         raise UsageError(
             f"job {job!r} takes no more nodes: {len(alive)} of {most} take part ({', '.join(sorted(alive))})",

@@ -70,7 +70,8 @@ def _facts(ending: Ending) -> list[str]:
     if status.world is not None and status.world.restarts:
         facts.append(f"{status.world.restarts} restart" + ("" if status.world.restarts == 1 else "s"))
     if status.saving.step >= 0:
-        facts.append(f"newest checkpoint at step {status.saving.step}")
+        goes_on = ": --resume goes on from it" if ending.outcome == "stopped" else ""
+        facts.append(f"newest checkpoint at step {status.saving.step}{goes_on}")
     return facts
 
 
