@@ -69,6 +69,7 @@ def propose_targets(view: View) -> TargetsSet | None:
         targets=wanted,
         reason=scaled if record.scaled is not None else f"the list of hosts gives numbers for {nodes}",
         decided_by=view.proposer,
+        spares=record.spec.spares if record.spec is not None else 0,
     )
 
 

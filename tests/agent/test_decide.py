@@ -436,6 +436,33 @@ def test_targets_up_and_down() -> None:
     assert node.last(Fork).worker == "w0-1"
 
 
+@pytest.mark.parametrize(
+    ("spares", "standing_by", "target", "go"),
+    [
+        (1, (3,), 3, ["w0-2"]),  # the spare stays one
+        (1, (3,), 2, ["w0-2", "w0-1"]),
+        (1, (3,), 1, ["w0-2", "w0-1", "w0-0"]),
+        (0, (3,), 3, ["w0-3"]),  # more than the job takes: nobody is needed who stands by
+        (1, (1, 3), 2, ["w0-3", "w0-2"]),
+        (1, (), 3, ["w0-3"]),
+    ],
+)
+def test_where_fewer_are_kept_the_jobs_spares_stay(
+    spares: int, standing_by: tuple[int, ...], target: int, go: list[str]
+) -> None:
+    node = Node(4).train()
+    node.world(0, 1, 2, 3, spares=standing_by)
+    node.targets(w0=target, spares=spares)
+    assert [a.worker for a in node.all(AskToLeave)] == go
+
+
+def test_a_newcomer_that_is_no_member_yet_goes_first() -> None:
+    node = Node(3).train()
+    node.world(0, 2)
+    node.targets(w0=2)
+    assert [a.worker for a in node.all(AskToLeave)] == ["w0-1"]
+
+
 def test_target_zero_keeps_the_agent() -> None:
     node = Node(1).train()
     node.targets(w0=0, w1=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -101,6 +102,9 @@ def test_a_job_that_is_to_stop_does_not_go_on_with_its_spares() -> None:
     stopping = control.merge(leaving, Wishes(stopping=True))
     stops = control.settle(stopping, OWNERS[:2], 6, generation=4, ring=ring, current=ring)
     assert (stops.stop, stops.owners, stops.checkpoint) == (True, (), "last")
+    one = dataclasses.replace(stopping, leaving=frozenset({"w0"}))
+    not_yet = control.settle(one, OWNERS[:2], 6, generation=4, ring=ring, current=ring)
+    assert (not_yet.stop, not_yet.checkpoint) == (False, ""), "it waits for the last step"
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,20 @@ class Node:
             )
         )
 
-    def targets(self, **targets: int) -> list[Action]:
-        return self.hear(TargetsSet(run="run", targets=targets))
+    def targets(self, *, spares: int = 0, **targets: int) -> list[Action]:
+        return self.hear(TargetsSet(run="run", targets=targets, spares=spares))
 
-    def world(self, *indexes: int, status: str = "running") -> list[Action]:
+    def world(self, *indexes: int, status: str = "running", spares: tuple[int, ...] = ()) -> list[Action]:
         members = tuple(
-            Member(worker=p.worker, incarnation=p.incarnation, node="w0", pid=p.pid, address="h:1")
-            for p in map(self.place, indexes)
+            Member(
+                worker=place.worker,
+                incarnation=place.incarnation,
+                node="w0",
+                pid=place.pid,
+                address="h:1",
+                role="spare" if index in spares else "active",
+            )
+            for index, place in ((i, self.place(i)) for i in indexes)
         )
         return self.hear(WorldChanged(generation=1, run="run", status=status, members=members))  # type: ignore[arg-type]
 

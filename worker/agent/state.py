@@ -35,6 +35,7 @@ class Place:
         registered: this process has asked to be let in.
         ever_registered: some process of this id had.
         member: this process is, as far as the log goes, in the world.
+        spare: ... as a spare.
         finished: this process left the step loop with the last step applied.
         leaving: this process leaves politely, whoever asked it.
         evicted_at: monotonic second at which a newer world came without this living process.
@@ -62,6 +63,7 @@ class Place:
     registered: bool = False
     ever_registered: bool = False
     member: bool = False
+    spare: bool = False
     finished: bool = False
     leaving: bool = False
     evicted_at: float | None = None

@@ -21,10 +21,11 @@ def on_world(state: State, world: WorldChanged, now: float) -> Decision:
     if world.run != state.run:
         return Decision(state)
     decision = Decision(replace(state, training=world.status == "running"))
-    here = {(m.worker, m.pid) for m in world.members if m.node == state.node}
+    here = {(m.worker, m.pid): m.role for m in world.members if m.node == state.node}
     for place in decision.state.places:
         if (place.worker, place.pid) in here:
-            inside = replace(place, member=True, evicted_at=None)
+            spare = here[place.worker, place.pid] == "spare"
+            inside = replace(place, member=True, spare=spare, evicted_at=None)
             decision = Decision(decision.state.with_place(inside), decision.do)
         elif place.member and world.status != "finished":
             decision = _fell_out(decision.state, place, world, now).onto(decision.do)
@@ -36,7 +37,7 @@ def on_targets(state: State, event: TargetsSet, now: float) -> Decision:
     target = event.targets.get(state.node)
     if event.run != state.run or target is None or target == state.target:
         return Decision(state)
-    return _to_target(replace(state, target=target), target, now)
+    return _to_target(replace(state, target=target), target, event.spares, now)
 
 
 def on_registered(state: State, event: WorkerRegistered) -> Decision:
@@ -103,16 +104,30 @@ def _fell_out(state: State, place: Place, world: WorldChanged, now: float) -> De
     return Decision(state, (said,))
 
 
-def _to_target(state: State, target: int, now: float) -> Decision:
+def _to_target(state: State, target: int, spares: int, now: float) -> Decision:
     kept = [p for p in state.places if p.wanted]
     decision = Decision(state)
-    for place in reversed(kept[target:]):
+    for place in _to_drop(kept, len(kept) - target, spares):
         unwanted = replace(place, wanted=False)
         asked = ask(decision.state.with_place(unwanted), unwanted, now, state.grace, "fewer workers were asked for")
         decision = asked.onto(decision.do)
     for _ in range(target - len(kept)):
         decision = Decision(_one_more(decision.state, now), decision.do)
     return decision.then(Say(f"{state.node} shall keep {target} workers, had {len(kept)}"))
+
+
+def _to_drop(kept: list[Place], number: int, spares: int) -> list[Place]:
+    """Who goes, of equals the last ones first: newcomers, spares that are too many, actives, the other spares."""
+    standing_by = [p for p in kept if p.member and p.spare]
+    stay = standing_by[:spares]
+
+    def worth(place: Place) -> int:
+        if not place.member:
+            return 0
+        return 3 if place in stay else 1 if place in standing_by else 2
+
+    last_first = kept[::-1]
+    return sorted(last_first, key=worth)[: max(0, number)]
 
 
 def _one_more(state: State, now: float) -> State:

@@ -173,7 +173,8 @@ def settle(
     return Settled(
         owners=tuple(r for r in ranges if r.end > r.first),
         leaving=wishes.leaving,
-        checkpoint=wishes.checkpoint,
+        # the last checkpoint of a run that stops is that of its last step
+        checkpoint=wishes.checkpoint if stop or not wishes.stopping else "",
         ledger=wishes.ledger,
         stop=stop,
         chain=wishes.chain,

@@ -512,6 +512,8 @@ class TargetsSet(Event, frozen=True, tag="world.targets"):
     """Node -> number of workers that its agent shall keep alive; a node that is not named keeps what it has."""
     reason: str = ""
     decided_by: str = ""
+    spares: int = 0
+    """How many of the job's workers are spares: where fewer are kept, so many spares stay, and actives go first."""
 
 
 class WorkerRefused(Event, frozen=True, tag="world.refused"):
