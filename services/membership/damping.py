@@ -137,6 +137,8 @@ def failed(dampers: Mapping[str, Damper], node: str, at: float, text: str) -> Ma
     if text in FROM_OUTSIDE or not node:
         return dampers
     damper = dampers.get(node, Damper())
+    if at < damper.quarantined_until:  # at the door already: it had no chance to do better
+        return {**dampers, node: dataclasses.replace(damper, failed=damper.failed + 1)}
     kept = tuple(f for f in damper.failures if at - f[0] < WINDOW)
     damper = dataclasses.replace(damper, failures=(*kept, (at, text)), failed=damper.failed + 1)
     others = max((_recent(d, at) for name, d in dampers.items() if name != node), default=0)

@@ -244,13 +244,20 @@ def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
         or (before is not None and before.how in ("finished", "left"))
     )
     if not polite:
-        record = dataclasses.replace(record, restarts=record.restarts + 1)
+        if not _at_the_door(record, event.node, life):
+            record = dataclasses.replace(record, restarts=record.restarts + 1)
         if not any((f.worker, f.incarnation) == life for f in record.failures):
             record = _fail(record, life, how_it_ended(event), event.last_step, registered=registered, log=event.log)
     if before is not None:
         return end(record, life, dataclasses.replace(before, code=event.code))
     evidence = observe("exit", event.worker, f"agent of {event.node}", f"its agent reaped it ({how_it_ended(event)})")
     return end(record, life, Ending("left" if polite else "died", evidence, event.node, code=event.code))
+
+
+def _at_the_door(record: Record, node: str, life: Life) -> bool:
+    """True if the life is in no world and its node is in quarantine: what it does there costs the job nothing."""
+    damper = record.dampers.get(node)
+    return damper is not None and record.clock < damper.quarantined_until and life not in record.lives
 
 
 def how_it_ended(event: WorkerExited) -> str:

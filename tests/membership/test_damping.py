@@ -209,6 +209,22 @@ def test_who_is_in_stays_in() -> None:
     assert set(town.members) == {"a-0", "b-0", "b-1", "b-2", "b-3"}, "healed by itself"
 
 
+def test_what_fails_at_the_door_costs_the_job_nothing_and_is_held_no_longer_for_it() -> None:
+    town = Town(min_nodes=1, max_nodes=2, last_call=0, max_restarts=5)
+    town.begin("a-0", "b-0")
+    town.committed(0)
+    for i in range(12):
+        town.exited("b-0", code=1, stderr_tail="RuntimeError: bad node")
+        town.register("b-0", i + 2)
+        town.committed(i + 1)
+        town.run(1.0)
+    assert town.end is None, "the job goes on without it"
+    assert town.world.restarts == 3
+    assert [e.cause for e in held(town)] == ["failing"]
+    town.run(62.0)
+    assert town.members == ["a-0", "b-0"], "healed by itself"
+
+
 def test_a_worker_that_hangs_again_and_again_counts_too() -> None:
     town = Town(min_nodes=1, max_nodes=2, last_call=0, stuck_after=5)
     town.begin("a-0", "b-0")

@@ -35,4 +35,5 @@ async def _scale(settings: Settings, number: int) -> None:
         more = (
             f"; {spare} of them will be spares: a step has {found.spec.slots} slots" if spare > 0 and found.spec else ""
         )
-        output.note(f"job {look.job} is asked to go from {len(found.members)} to {number} workers{more}")
+        active = sum(worker.state == "active" for worker in found.members)
+        output.note(f"job {look.job} is asked to go from {active} to {number} active workers{more}")

@@ -127,7 +127,8 @@ def decide(
             f"job {job!r} takes no more nodes: {len(alive)} of {most} take part ({', '.join(sorted(alive))})",
             hint="submit it with a higher maximum: --nnodes MIN:MAX",
         )
-    return Join(spec, node, interrupted=not alive)
+    # where no node has joined yet, another launcher has begun the run a moment ago
+    return Join(spec, node, interrupted=not alive and bool(history.nodes))
 
 
 def first_difference(theirs: JobSubmitted, mine: JobSubmitted) -> str:
