@@ -74,10 +74,16 @@ def _behind(nice: int) -> int:
     return min(_MOST, nice + BY)
 
 
+def _shift_group(by: int) -> None:
+    """Where sessions share the processor as groups, the group's own niceness counts; it has nothing to do with ours."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        now = int(_AUTOGROUP.read_text().split()[-1])
+        _AUTOGROUP.write_text(str(max(-_MOST - 1, min(_MOST, now + by))))
+
+
 def _set(old: int, new: int) -> None:
     """Change the niceness of all threads of this process and its children that have the old one."""
-    with contextlib.suppress(OSError):  # where sessions share the processor as groups, that of the group counts
-        _AUTOGROUP.write_text(str(new))
+    _shift_group(new - old)
     processes = [psutil.Process()]
     with contextlib.suppress(psutil.Error):
         processes += processes[0].children(recursive=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,23 @@ def test_a_process_stands_back_with_all_it_has_and_comes_forward_again() -> None
         str([0, 0, 2 * BY, 0]),
         "0",
     ]
+
+
+@pytest.mark.skipif(not may_return(0) or not Path("/proc/self/autogroup").exists(), reason="no groups here")
+def test_the_sessions_group_stands_back_by_as_much_whatever_our_own_niceness_is() -> None:
+    said = run(
+        """
+        import os, pathlib
+        from reknit.worker import courtesy
+        os.setsid() if os.getpid() != os.getsid(0) else None
+        os.setpriority(os.PRIO_PROCESS, 0, 3)
+        def group(): return int(pathlib.Path("/proc/self/autogroup").read_text().split()[-1])
+        before = group()
+        courtesy.begin(); print(group() - before)
+        courtesy.end(); print(group() - before)
+        """
+    )
+    assert said.split() == [str(BY), "0"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not")
