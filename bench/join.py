@@ -111,13 +111,15 @@ def _join(
     bus: BusThread, log: Sequence[Received], reader: Reader, offspring: Offspring, *, workers: int, since: float
 ) -> Join:
     before = set(newest(reader.look())) & set(offspring.alive())
+    generation = max(one.generation for one in reader.look() if one.pid in before)
     load, busy = machine.load(), machine.Busy.now(offspring)
     asked = time.time()
     bus.publish(NAME, JobScaled(workers=workers + 1))
 
     def look() -> float | None:
         done = reader.look()
-        return next((at for pid in {d.pid for d in done} - before if (at := active_at(done, pid)) and at > asked), None)
+        times = (active_at(done, pid, generation) for pid in {d.pid for d in done} - before)
+        return next((at for at in times if at is not None and at > asked), None)
 
     active = wait_for("the joiner's first step", look, WITHIN, every=0.1)
     time.sleep(max(0.0, active + AFTER - time.time()))

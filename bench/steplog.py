@@ -116,9 +116,15 @@ def steps_lost(done: Sequence[Done], survivors: Collection[int], killed_at: floa
     return len(completed & again)
 
 
-def active_at(done: Iterable[Done], pid: int) -> float | None:
-    """When a process had completed the first step of which it computed a part itself; None while it has not."""
-    return min((one.time for one in done if one.pid == pid and one.slots > 0), default=None)
+def active_at(done: Iterable[Done], pid: int, after: int = -1) -> float | None:
+    """When a process had completed the first step of which it computed a part itself; None while it has not.
+
+    Args:
+        done: the workers' notes.
+        pid: the process.
+        after: only a later generation counts: a newcomer may compute a slot to rehearse, of a step of the others.
+    """
+    return min((one.time for one in done if one.pid == pid and one.slots > 0 and one.generation > after), default=None)
 
 
 def longest_gap(done: Sequence[Done], pids: Collection[int], since: float, until: float) -> float:

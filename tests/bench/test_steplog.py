@@ -117,6 +117,7 @@ def test_a_joiner_is_active_when_it_computes():
     done = notes((7, 4, 3, 10.2), slots=0) + notes((7, 5, 3, 10.4), (8, 1, 1, 0.1))
     assert active_at(done, 7) == 10.4
     assert active_at(done[:1], 7) is None
+    assert active_at(done, 7, after=99) is None
 
 
 def test_a_reader_forgets_what_is_long_ago_but_nobodys_last_step(tmp_path):
