@@ -6,7 +6,7 @@ others lasts as much longer: 0.2 s for 25 M parameters on two cores, 0.04 s with
 
 A thread that only ever serves others stands back for good (`stand_back`). A newcomer's process stands back as a whole
 until it is a member, if the system will let it come forward again: that needs CAP_SYS_NICE, or RLIMIT_NICE
-(`ulimit -e`). It keeps a share even where all cores are busy, so it does get in.
+(`ulimit -e`), and for some seconds only: where all cores are busy it would hardly get in otherwise.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pathlib import Path
 
 import psutil
 
-BY = 5
-"""Steps of niceness: about a third of the share of one that does not stand back."""
+BY = 10
+"""Steps of niceness: about a tenth of the share of one that does not stand back."""
+PATIENCE = 10.0
+"""Seconds that a process stands back at most: where all cores are busy it would not get in otherwise."""
 _CAP_SYS_NICE = 23
 _MOST = 19
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 _before: int | None = None
+_timer: threading.Timer | None = None
 _lock = threading.Lock()
 
 
@@ -51,13 +54,16 @@ def may_return(nice: int) -> bool:
 
 def begin() -> bool:
     """Let this process stand back, with all threads and children that it will have; False if it could not return."""
-    global _before  # noqa: PLW0603  # a process has one niceness
+    global _before, _timer  # noqa: PLW0603  # a process has one niceness
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if not may_return(nice):
         return False
     with _lock:
         _before = nice
+        _timer = threading.Timer(PATIENCE, end)
+        _timer.daemon = True
     _set(nice, _behind(nice))
+    _timer.start()
     return True
 
 
@@ -66,6 +72,8 @@ def end() -> None:
     global _before
     with _lock:
         before, _before = _before, None
+        if _timer is not None:
+            _timer.cancel()
     if before is not None:
         _set(_behind(before), before)
 

@@ -66,10 +66,28 @@ def test_a_process_stands_back_with_all_it_has_and_comes_forward_again() -> None
         """
     )
     assert said.splitlines() == [
-        str([BY, BY, 2 * BY, BY]),
-        str([0, 0, 2 * BY, 0]),
+        str([BY, BY, min(19, 2 * BY), BY]),
+        str([0, 0, min(19, 2 * BY), 0]),
         "0",
     ]
+
+
+@pytest.mark.skipif(not may_return(0), reason="this user may not lower niceness again")
+def test_a_process_stands_back_for_a_while_only() -> None:
+    said = run(
+        """
+        import os, time
+        from reknit.worker import courtesy
+        courtesy.PATIENCE = 0.2
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        assert courtesy.begin()
+        deadline = time.monotonic() + 60
+        while os.getpriority(os.PRIO_PROCESS, 0) != before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(os.getpriority(os.PRIO_PROCESS, 0) - before)
+        """
+    )
+    assert said == "0"
 
 
 @pytest.mark.skipif(not may_return(0) or not Path("/proc/self/autogroup").exists(), reason="no groups here")
