@@ -230,12 +230,12 @@ def test_results_of_any_size_may_wait_in_twos():
 def test_garbage_on_a_side_connection_hurts_nobody(course, noise, purpose):
     member = course.members["m0"]
     course.advance(1)
-    with call(member.member, purpose=purpose) as sock:
-        with contextlib.suppress(OSError):  # the member may have closed it already
-            sock.sendall(noise)
-            sock.shutdown(socket.SHUT_WR)
-            while sock.recv(1 << 16):
-                pass
+    # the member may have closed it already
+    with call(member.member, purpose=purpose) as sock, contextlib.suppress(OSError):
+        sock.sendall(noise)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):
+            pass
     course.advance(3)
     wait_until(lambda: not member.feeder.fed and not member.teacher._lessons)
     sock, answer = begin(member.member)
