@@ -61,7 +61,7 @@ def refused(*args: str, code: int = 2) -> str:
         (["--host", "0.0.0.0", "fine.py"], "0.0.0.0 is no address that another machine can reach"),
         (["--nats", "http://x", "fine.py"], "is not the address of a broker"),
         (["--nats", "nats://u:secret@h:99999", "fine.py"], "'h:99999' is not the address of a broker"),
-        (["--nats", "none.json", "fine.py"], "none.json does not hold an endpoint"),
+        (["--nats", "none.json", "fine.py"], "none.json does not exist"),
         (["--nats", "h:1", "--standalone", "fine.py"], "do not go together"),
         (["--rdzv_backend", "c10d", "fine.py"], "--rdzv-backend of torchrun has no meaning here"),
         (["--node-rank=1", "fine.py"], "nodes have names: --node NAME"),
