@@ -199,7 +199,7 @@ class JobFolder(ControlFolder):
         """
         file = self.path / "secret"
         if not file.exists():
-            new = file.with_name(f".secret.{os.getpid()}")
+            new = file.with_name(f".secret.{os.getpid()}-{secrets.token_hex(4)}")
             write_private(new, secrets.token_hex(SECRET_BYTES).encode())
             with contextlib.suppress(FileExistsError):  # two nodes of this machine at once: the first one's holds
                 os.link(new, file)
