@@ -334,7 +334,7 @@ def narrate(story: dict[str, Any]) -> None:
             f"step {again['step']}, the one in flight, is committed; {count} of {story['slots']} slots computed again",
         ),
         (new["started_after"], f"the agent forks a replacement (pid {new['pid']})"),
-        (new["joined_after"], "it is linked in as a learner; the others train on"),
+        (new["joined_after"], "it has caught up beside the ring and is linked in; the others train on"),
         (new["caught_up_after"], f"it holds the state before step {new['caught_up_step']}"),
         (new["active_after"], f"a plan gives it slots again; it computes from step {new['active_step']} on"),
     ]

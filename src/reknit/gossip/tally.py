@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from .preset import Preset
-from .roster import shared
+from .roster import Roster
 from .rumour import Rumour
 from .view import View
 
@@ -34,10 +34,7 @@ class Count:
 def observers(names: Iterable[str], preset: Preset) -> dict[str, tuple[str, ...]]:
     """Return who watches whom: node -> its observers, as every node of these computes it."""
     entries = {name: Rumour(name, 0, 0, 0, "", 0) for name in names}
-    digest = 0
-    for rumour in entries.values():
-        digest ^= rumour.digest()
-    view = View(shared(entries, digest))
+    view = View(Roster(entries))
     preset = preset.for_size(len(entries))
     return {name: view.predecessors(name, preset.rings) for name in entries}
 
