@@ -35,7 +35,7 @@ def decide(view: View, told: Told) -> Decision[View]:
     if isinstance(event, Pulse):
         return Decision(with_pulse(view, event, now) if told.live else view)
     if isinstance(event, Event):
-        view = with_event(view, event, now, told.wall)
+        view = with_event(view, event, now, told.wall, told.seq)
     elif told.at and abs(told.at - now - view.ahead) > CLOCK_MOVED:
         return decide(dataclasses.replace(view, ahead=told.at - now), told)
     elif now - view.looked < (LOOK_EVERY if view.status.finished is None else AFTER_THE_END):

@@ -70,10 +70,10 @@ class View:
         ]
 
 
-def with_event(view: View, event: AnyEvent, now: float, wall: float = 0.0) -> View:
+def with_event(view: View, event: AnyEvent, now: float, wall: float = 0.0, seq: int = 0) -> View:
     """Take in one event of the log."""
     before = view.status
-    status = see(before, event, now, wall)
+    status = see(before, event, now, wall, seq)
     incidents = (view.incidents if status.run == before.run else Incidents()).see(event, status)
     gone = {name for name, w in status.workers.items() if name in view.trends and _other(before, name, w.incarnation)}
     trends = {name: trend for name, trend in view.trends.items() if name not in gone} if gone else view.trends

@@ -51,7 +51,7 @@ def test_up_with_a_standby_and_nodes_of_a_job(place: Place) -> None:
     assert len(place.pids("reknit.services.membership")) == 2
     place.call("run", "--job", "one", "--node", "left", str(place.script("s.py", "")))
     (node,) = place.json("nodes", "--job", "one")
-    assert (node["node"], node["state"], node["restarts"], node["flaps"]) == ("left", "left", 0, 0)
+    assert (node["node"], node["state"], node["restarts"], node["flaps"]) == ("left", "gone", 0, 0)
     assert "KEPT OUT UNTIL" in place.call("nodes", "--job", "one").shown
     place.call("down")
     place.nothing_left()

@@ -7,6 +7,7 @@ from reknit.core.events import (
     AgentJoined,
     AgentLeft,
     AnyEvent,
+    JobFinished,
     JobSubmitted,
     NodeHeld,
     NodePulse,
@@ -40,7 +41,13 @@ def held(node: str, cause: str, until: float) -> NodeHeld:
 def told(*events: AnyEvent) -> Status:
     status = Status("j")
     for at, event in enumerate(events):
-        status = see(status, event, now=float(at), wall=1000.0 + at)
+        status = see(status, event, now=float(at), wall=1000.0 + at, seq=at + 1)
+    return status
+
+
+def beat(status: Status, *names: str, now: float = 10.0) -> Status:
+    for name in names:
+        status = hear(status, NodePulse(node=name), now)
     return status
 
 
@@ -100,10 +107,48 @@ def test_a_node_that_left_and_how_many_take_part() -> None:
         AgentLeft(node="b", reason="drained: rack 3"),
     )
     by = {n["node"]: n for n in nodes(status, 10.0, 10.0)}
-    assert (by["b"]["state"], by["b"]["reason"], by["b"]["up"]) == ("left", "drained: rack 3", False)
-    status = see(status, came("b"), 9.0, 1009.0)
+    assert (by["b"]["state"], by["b"]["reason"], by["b"]["up"]) == ("gone", "drained: rack 3", False)
+    assert by["b"]["gone_at"] == 1006.0
+    assert str(row(by["b"], 10.0)[2]).startswith("gone since ")
+    status = beat(see(status, came("b"), 9.0, 1009.0, 9), "b")
     by = {n["node"]: n for n in nodes(status, 10.0, 10.0)}
-    assert (by["b"]["state"], by["b"]["reason"], by["b"]["flaps"]) == ("up", "", 1)
+    assert (by["b"]["state"], by["b"]["reason"], by["b"]["flaps"], by["b"]["gone_at"]) == ("up", "", 1, 0.0)
+
+
+def test_an_agent_that_nobody_hears_is_not_called_up() -> None:
+    status = beat(told(JobSubmitted(run="r1", script="t.py"), came("a"), came("b"), held("b", "failing", 2000.0)), "b")
+    a, b = nodes(status, 11.0, 1500.0)
+    assert (a["state"], b["state"]) == ("silent", "quarantined")
+    assert "killed, stopped, or cut off" in a["reason"]
+    a, b = nodes(status, 14.0, 1500.0)
+    assert (b["state"], b["silent"]) == ("silent", 4.0)
+    assert "until" not in str(row(b, 1500.0)[2]), "kept out all the same"
+    assert row(b, 1500.0)[7]
+    status = beat(status, "a", "b", now=15.0)
+    assert [n["state"] for n in nodes(status, 15.0, 1500.0)] == ["up", "quarantined"]
+
+
+def test_where_nobody_of_the_job_is_there_who_did_not_leave_is_gone_too() -> None:
+    status = told(JobSubmitted(run="r1", script="t.py"), came("a"))
+    (a,) = nodes(status, 99.0, live=False)
+    assert (a["state"], a["gone_at"]) == ("gone", 1001.0)
+    assert "did not say that it leaves" in a["reason"]
+    status = see(status, JobFinished(run="r1", outcome="completed"), 3.0, 1003.0, 3)
+    (a,) = nodes(status, 99.0, live=False)
+    assert (a["state"], a["reason"]) == ("gone", "the run is over")
+
+
+def test_late_words_about_an_agent_before_the_present_one_change_nothing() -> None:
+    began = told(JobSubmitted(run="r1", script="t.py"), came("a"), came("a"))  # the second one is number 3
+    for late in (AgentLeft(node="a", arrival=2), AgentLeft(node="a", joined=2)):
+        assert nodes(see(began, late, 4.0, 1004.0, 4))[0]["state"] == "up", late
+    for end in (AgentLeft(node="a", arrival=3, reason="lost"), AgentLeft(node="a", joined=3), AgentLeft(node="a")):
+        (a,) = nodes(see(began, end, 4.0, 1004.0, 4))
+        assert (a["state"], a["gone_at"]) == ("gone", 1004.0)
+        assert a["seen"] == (1002.0 if end.arrival else 1004.0), "what others say of it is no sign of it"
+    working = see(began, started("a"), 4.0, 1004.0, 4)
+    end = AgentLeft(node="a", arrival=3)
+    assert nodes(see(working, end, 5.0, 1005.0, 5))[0]["state"] == "up", "its worker lives: it is back"
 
 
 def test_when_it_was_heard_last() -> None:

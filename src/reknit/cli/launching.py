@@ -399,7 +399,7 @@ class Launch:
 
     def _heard(self, received: Received) -> None:
         event = received.event
-        self._status = see(self._status, event, time.monotonic(), received.time)
+        self._status = see(self._status, event, time.monotonic(), received.time, received.seq)
         self._failures.tell(event)
         if self._status.finished is not None and self._status.run == self._spec.run:
             self._over.set()

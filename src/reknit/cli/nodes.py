@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from reknit.core.settings import Settings
+from reknit.core.status_fold import hear
 from reknit.core.status_nodes import nodes as rows_of
 
 from . import options, output
@@ -14,11 +15,14 @@ from .app import app, verb
 from .look import looking
 from .status import status_of
 
+_PATIENCE = 3.0
+"""Seconds in which a heartbeat is waited for before a node is called silent."""
+
 
 @app.command()
 @verb
 def nodes(*, job: options.JobFlag = None, nats: options.NatsFlag = None, as_json: options.JsonFlag = False) -> None:
-    """Show the nodes of a job: state, workers, restarts, flaps, how long one is kept out and why, when last seen."""
+    """Show the nodes of a job: up, silent, gone since when and why, or kept out until when and why."""
     found = asyncio.run(_look(options.settings(job=job, nats=nats)))
     if as_json:
         output.document(found)
@@ -34,7 +38,10 @@ def nodes(*, job: options.JobFlag = None, nats: options.NatsFlag = None, as_json
 async def _look(settings: Settings) -> list[dict[str, Any]]:
     async with looking(settings) as look:
         status, live = await status_of(look)
-    return rows_of(status, time.monotonic() if live else None, time.time() if live else None)
+        if any(node.up and node.heard is None for node in status.nodes.values()):
+            for pulse in await look.pulses(_PATIENCE):
+                status, live = hear(status, pulse, time.monotonic()), True
+    return rows_of(status, time.monotonic(), time.time() if live else None, live=live)
 
 
 def row(node: dict[str, Any], wall: float) -> tuple[object, ...]:
@@ -47,16 +54,16 @@ def row(node: dict[str, Any], wall: float) -> tuple[object, ...]:
     until = max(node["held_until"], node["quarantined_until"])
     kept = f"{time.strftime('%T', time.localtime(until))} ({until - wall:.0f} s)" if until > wall else ""
     seen = f"{node['silent']:.1f} s ago" if node["silent"] is not None else _clock(node["seen"])
-    state = node["state"]
+    since = _clock(node["gone_at"])
     return (
         node["node"],
         node["host"],
-        state,
+        f"{node['state']} since {since}" if since else node["state"],
         node["workers"],
         node["members"],
         node["restarts"],
         node["flaps"],
-        kept if state in ("held", "quarantined") else "",
+        kept if node["state"] != "gone" else "",
         seen,
         node["reason"],
     )

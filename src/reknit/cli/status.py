@@ -54,7 +54,7 @@ async def status_of(look: Look) -> tuple[Status, bool]:
     """Fold a job's log and heartbeats; True if a launcher of it is there."""
     found = Status(look.job)
     for received in await look.log():
-        found = see(found, received.event, time.monotonic(), received.time)
+        found = see(found, received.event, time.monotonic(), received.time, received.seq)
     if found.finished is not None:
         return found, False
     pulses = await look.pulses(_LISTEN)

@@ -85,6 +85,10 @@ class Node:
     heard: float | None = None
     left: str = ""
     """Why it left, empty while it is there."""
+    left_at: float = 0.0
+    """Wall time at which that was said, 0 while it is there."""
+    arrival: int = 0
+    """Sequence of its newest `node.joined`, 0 where the reader tells none."""
     seen: float = 0.0
     """Wall time of the newest event by or about it, for people."""
     comings: int = 0

@@ -59,19 +59,27 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0) -> Status:
-    """Take in one event of the log."""
-    return seen(_see(status, event, now, wall), event, wall)
+def see(status: Status, event: AnyEvent, now: float, wall: float = 0.0, seq: int = 0) -> Status:
+    """Take in one event of the log.
+
+    Args:
+        status: what is known so far.
+        event: the event.
+        now: the reader's monotonic seconds.
+        wall: when it was said, seconds since the epoch.
+        seq: its place in the log; 0: not told, then late words of an agent before the present one count too.
+    """
+    return seen(_see(status, event, now, wall, seq), event, wall)
 
 
-def _see(status: Status, event: AnyEvent, now: float, wall: float) -> Status:  # noqa: PLR0911 - a table
+def _see(status: Status, event: AnyEvent, now: float, wall: float, seq: int) -> Status:  # noqa: PLR0911 - a table
     match event:
         case WorldChanged():
             return _world(status, event, now, wall)
         case JobSubmitted() | JobScaled() | JobStopAsked() | JobInexact() | JobFinished():
             return _job(status, event, now)
         case AgentJoined() | AgentLeft() | NodeHeld():
-            return with_node(status, event)
+            return with_node(status, event, wall, seq)
         case HostsListed() if event.run == status.run:
             return dataclasses.replace(status, hosts=event.hosts)
         case ShardsPlanned() | StepsCommitted() | EpochFinished() | CheckpointRestored() | RingRecovered():
@@ -149,7 +157,7 @@ def _submitted(status: Status, event: JobSubmitted, now: float) -> Status:
         spec=event,
         changed=now,
         nodes={
-            name: Node(name, node.host, labels=node.labels, seen=node.seen)
+            name: Node(name, node.host, labels=node.labels, seen=node.seen, arrival=node.arrival)
             for name, node in status.nodes.items()
             if node.up
         },

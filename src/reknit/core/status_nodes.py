@@ -11,9 +11,19 @@ from typing import Any
 from reknit.core.events import AgentJoined, AgentLeft, AnyEvent, NodeHeld, WorkerExited
 from reknit.core.status import GONE, Node, Status, Worker, finite
 
+SILENT = 3.0
+"""Seconds without a heartbeat, of which four come a second, after which a node is not called up any more."""
 
-def with_node(status: Status, event: AgentJoined | AgentLeft | NodeHeld) -> Status:
-    """Take in that a node came, left, or is kept out."""
+
+def with_node(status: Status, event: AgentJoined | AgentLeft | NodeHeld, wall: float = 0.0, seq: int = 0) -> Status:
+    """Take in that a node came, left, or is kept out.
+
+    Args:
+        status: the fold.
+        event: what was said.
+        wall: when, seconds since the epoch.
+        seq: its place in the log, 0: not told.
+    """
     known = status.nodes.get(event.node) or Node(event.node)
     match event:
         case AgentJoined():
@@ -23,21 +33,36 @@ def with_node(status: Status, event: AgentJoined | AgentLeft | NodeHeld) -> Stat
                 labels=event.labels,
                 up=True,
                 left="",
+                left_at=0.0,
+                arrival=seq,
                 pulse=None,
                 heard=None,
                 comings=known.comings + 1,
             )
         case AgentLeft():
-            known = dataclasses.replace(known, up=False, left=event.reason, pulse=None, heard=None)
+            if _is_old_news(status, known, event):
+                return status
+            known = dataclasses.replace(known, up=False, left=event.reason, left_at=wall, pulse=None, heard=None)
         case NodeHeld():
             known = dataclasses.replace(known, held={**known.held, event.cause: event})
     return _put(status, known)
 
 
+def _is_old_news(status: Status, node: Node, event: AgentLeft) -> bool:
+    """True if it is the end of an agent before the one that is there now, as membership reads it too."""
+    if 0 < event.joined < node.arrival:
+        return True
+    if not event.arrival:
+        return False
+    lives = any(w.node == node.node and w.state not in GONE for w in status.workers.values())
+    return lives or node.arrival not in (0, event.arrival)
+
+
 def seen(status: Status, event: AnyEvent, wall: float) -> Status:
     """Note when a node was last heard of; what is said about it by others does not count."""
     node = status.nodes.get(getattr(event, "node", ""))
-    if node is None or isinstance(event, NodeHeld):
+    said_by_others = isinstance(event, NodeHeld) or (isinstance(event, AgentLeft) and event.arrival > 0)
+    if node is None or said_by_others:
         return status
     return _put(status, dataclasses.replace(node, seen=max(node.seen, wall)))
 
@@ -55,34 +80,48 @@ def _put(status: Status, node: Node) -> Status:
     return dataclasses.replace(status, nodes={**status.nodes, node.node: node})
 
 
-def nodes(status: Status, now: float | None = None, wall: float | None = None) -> list[dict[str, Any]]:
+def nodes(
+    status: Status, now: float | None = None, wall: float | None = None, *, live: bool = True
+) -> list[dict[str, Any]]:
     """Return one dict a node, by name.
 
     Keys: node, host, labels, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of
     its workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the
-    broker's clock, 0: never), reason (why it left or is kept out), seen (when, of its newest event), silent (since
-    its newest heartbeat, seconds).
+    broker's clock, 0: never), reason (why it is gone, silent or kept out), seen (when, of its newest event), silent
+    (since its newest heartbeat, seconds), gone_at (seconds since the epoch, 0 while it is there).
+
+    States: `up`; `held` and `quarantined`, up and kept out; `silent`, nothing says that it is gone, and no heartbeat
+    of it is heard; `gone`.
 
     Args:
         status: the fold.
-        now: the reader's monotonic time, for the age of heartbeats; None: built from the log alone.
+        now: the reader's monotonic time, for the age of heartbeats; None: built from the log alone, nobody is silent.
         wall: seconds since the epoch, to tell whether a node is kept out now; None: nobody is.
+        live: somebody of the job is there; False: who is not heard is gone.
     """
-    return [_node(status, node, now, wall) for _, node in sorted(status.nodes.items())]
+    return [_node(status, node, now, wall, live) for _, node in sorted(status.nodes.items())]
 
 
-def _node(status: Status, node: Node, now: float | None, wall: float | None) -> dict[str, Any]:
+def _node(status: Status, node: Node, now: float | None, wall: float | None, live: bool) -> dict[str, Any]:
     until = {cause: told.until for cause, told in node.held.items()}
     kept = [told for told in node.held.values() if wall is not None and told.until > wall]
     longest = max(kept, key=lambda told: told.until, default=None)
     workers = [w for w in status.workers.values() if w.node == node.node]
     inside = {m.worker for m in status.world.members} if status.world and status.finished is None else set()
+    silent = max(now - node.heard, 0.0) if now is not None and node.heard is not None else None
+    state, reason, gone_at = "up", "", 0.0
     if not node.up:
-        state = "left"
+        state, reason, gone_at = "gone", node.left, node.left_at
+    elif now is not None and (silent is None or silent > SILENT):
+        if live:
+            state = "silent"
+            reason = "no heartbeat of its agent is heard: killed, stopped, or cut off"
+        else:
+            over = status.finished is not None
+            state, gone_at = "gone", node.seen
+            reason = "the run is over" if over else "nobody of the job is heard, and it did not say that it leaves"
     elif longest is not None:
-        state = "quarantined" if longest.cause == "failing" else "held"
-    else:
-        state = "up"
+        state, reason = "quarantined" if longest.cause == "failing" else "held", longest.reason
     return {
         "node": node.node,
         "host": node.host,
@@ -96,7 +135,8 @@ def _node(status: Status, node: Node, now: float | None, wall: float | None) -> 
         "flaps": max(node.comings - 1, 0),
         "held_until": until.get("flapping", 0.0),
         "quarantined_until": until.get("failing", 0.0),
-        "reason": node.left if not node.up else longest.reason if longest else "",
+        "reason": reason,
         "seen": node.seen,
-        "silent": max(now - node.heard, 0.0) if now is not None and node.heard is not None else None,
+        "silent": silent,
+        "gone_at": gone_at,
     }
