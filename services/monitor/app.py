@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 
 from reknit.core import log
-from reknit.core.address import family_of, join
+from reknit.core.address import join
+from reknit.core.address_family import family_of
 from reknit.core.bus import Bus
 from reknit.core.errors import UsageError
 from reknit.core.service import Runner, run_process, run_service

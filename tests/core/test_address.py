@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reknit.cli.address import route_to
-from reknit.core.address import family_of, join, split
+from reknit.core.address import join, split
+from reknit.core.address_family import family_of
 from reknit.core.broker import Broker
 from reknit.core.errors import UsageError
 from support.ipv6 import ipv6_here

@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from reknit.core.address import Address
 from reknit.gossip.gossip import Gossip, Happening, Self
 from reknit.gossip.message import Packet
 from reknit.gossip.preset import TRAIN, Preset
 from reknit.gossip.roster import Roster, shared
-from reknit.gossip.rumour import Address, Rumour
+from reknit.gossip.rumour import Rumour
 
 PORT = 7000
 

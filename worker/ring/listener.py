@@ -12,7 +12,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from reknit.core.address import family_of, join
+from reknit.core.address import join
+from reknit.core.address_family import family_of
 
 from . import hello
 from .door import Door

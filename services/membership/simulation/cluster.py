@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
+from reknit.core.address import Address
 from reknit.core.events import JobSubmitted, WorldChanged
 from reknit.gossip.gossip import Happening
 from reknit.gossip.message import Packet
 from reknit.gossip.preset import TRAIN, Preset
 from reknit.gossip.roster import Roster, shared
-from reknit.gossip.rumour import Address, Rumour, State
+from reknit.gossip.rumour import Rumour, State
 from reknit.services.membership.decide import decide
 
 from .broker import HOST, Broker, Entry

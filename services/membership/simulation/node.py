@@ -10,11 +10,11 @@ import math
 import random
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from reknit.core.address import Address
 from reknit.core.events import AgentJoined, NodePulse, WorkerDying, WorkerExited, WorkerStarted
 from reknit.gossip.gossip import Gossip, Self
 from reknit.gossip.message import Packet
 from reknit.gossip.roster import Roster
-from reknit.gossip.rumour import Address
 
 from .link import Link
 from .worker import Worker

@@ -6,7 +6,6 @@ The only place that takes such a text apart or puts one together; a colon is oth
 from __future__ import annotations
 
 import ipaddress
-import socket
 
 from reknit.core.errors import UsageError
 
@@ -53,17 +52,6 @@ def split(text: str, default_port: int | None = None) -> Address:
     if not (said.isascii() and said.isdecimal() and 0 < int(said) < 65536):
         raise _unfit(text, f"{said!r} is no port number")
     return host, int(said)
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    """Return the address family to listen with on a host: a name's first address tells.
-
-    Raises:
-        OSError: the name does not resolve.
-    """
-    if ":" in host:
-        return socket.AF_INET6
-    return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
 
 
 def _is_ipv6(host: str) -> bool:

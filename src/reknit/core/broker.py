@@ -24,7 +24,8 @@ from pathlib import Path
 
 import psutil
 
-from reknit.core.address import family_of, join
+from reknit.core.address import join
+from reknit.core.address_family import family_of
 from reknit.core.broker_store import BrokerStore, Credentials
 from reknit.core.context import Endpoint
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError

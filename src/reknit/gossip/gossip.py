@@ -21,13 +21,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from reknit.core.address import Address
+
 from .health import Health
 from .message import Ack, Ask, Message, Nack, Packet, Ping, Sync, envelope, size_of
 from .observing import Observing
 from .preset import Preset
 from .probing import Probe, Turn, drawn
 from .roster import Roster
-from .rumour import Address, Rumour, State, said
+from .rumour import Rumour, State, said
 from .spread import Spread
 from .suspicion import Suspicion, suspect
 from .syncing import batches, differing

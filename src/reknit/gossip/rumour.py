@@ -8,13 +8,11 @@ wins. So two views merge by taking the greater statement of each member, in any 
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
 
 import msgspec
 import xxhash
 
-Address: TypeAlias = tuple[str, int]
-"""Host and UDP port."""
+from reknit.core.address import Address
 
 
 class State(enum.IntEnum):

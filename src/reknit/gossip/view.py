@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from reknit.core.address import Address
+
 from .roster import PARTS, Roster, part_of, place_in, shared
-from .rumour import Address, Rumour, State, newer
+from .rumour import Rumour, State, newer
 
 REMEMBERED = 4096
 """Members held for dead whose addresses are kept, to knock at."""
