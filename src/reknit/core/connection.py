@@ -132,7 +132,6 @@ class Connection:
         finally:
             connecting.cancel()
             await asyncio.wait({connecting}, timeout=1.0)
-        self._up.set()
         try:
             for listener in list(self._listeners):
                 await listener.begin(client)
@@ -140,6 +139,7 @@ class Connection:
             await self.round_trip(max(deadline - time.monotonic(), 0.1))
         except NotAnswered as error:
             raise self._unreachable(str(error)) from error
+        self._up.set()  # not before all listen: who waits for it may rely on hearing
 
     async def _dial(self, client: Client) -> None:
         def of_this(callback: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -68,6 +68,11 @@ class Listener:
         """True if this subscription of the client library is ours."""
         return self._subscription is subscription
 
+    @property
+    def pending(self) -> int:
+        """Messages that have come and wait to be called back for."""
+        return self._subscription.pending_msgs if self._subscription is not None else 0
+
     async def stop(self) -> None:
         """Stop listening; nothing is called back afterwards."""
         self._forget(self)
