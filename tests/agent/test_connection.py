@@ -59,7 +59,7 @@ def test_a_wrong_password(broker: Broker, tmp_path: Path) -> None:
     wrong = msgspec.structs.replace(broker.endpoint, password="wrong")
     with agent(wrong, tmp_path, FOREVER) as one:
         one.start()
-        ends_with(one, 75, "refused")
+        ends_with(one, 77, "refused")
 
 
 def test_the_broker_goes_and_comes_back(broker: Broker, tmp_path: Path) -> None:

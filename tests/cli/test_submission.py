@@ -91,7 +91,7 @@ def test_another_secret_is_refused_clearly_and_before_anything_else() -> None:
     with pytest.raises(Unauthorized, match="secret is not the one of job 'j'") as raised:
         decision(spec("r1", args=("1",)), mine=spec("r9", secret_check="other"), alive="a")
     assert "--secret-file" in raised.value.hint
-    assert raised.value.exit_code == 75
+    assert raised.value.exit_code == 77
 
 
 @pytest.mark.parametrize(

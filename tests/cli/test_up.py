@@ -110,7 +110,7 @@ def test_wrong_credentials_and_wrong_secret_are_refused_at_once(place: Place) ->
     host = endpoint["url"].removeprefix("nats://")
     script = str(place.script("s.py", GATED))
     began = time.monotonic()
-    run = place.call("run", "--nats", f"nats://reknit:wrong@{host}", script, "gate", code=75)
+    run = place.call("run", "--nats", f"nats://reknit:wrong@{host}", script, "gate", code=77)
     assert time.monotonic() - began < 20.0, "at once, not after many tries"
     assert host in run.shown
     assert "wrong" not in run.shown
@@ -125,7 +125,7 @@ def test_wrong_credentials_and_wrong_secret_are_refused_at_once(place: Place) ->
     other = place.folder / "other"
     other.write_text("another secret\n")
     common = ("run", "--nats", url, "--job", "j", "--nnodes", "1:2", "--node", "b")
-    refused = place.call(*common, "--secret-file", str(other), script, "gate", code=75)
+    refused = place.call(*common, "--secret-file", str(other), script, "gate", code=77)
     assert "this node's secret is not the one of job 'j'" in refused.shown
     assert "--secret-file" in refused.shown
     second = place.start(*common, "--secret-file", str(mine), script, "gate")

@@ -18,7 +18,7 @@ import time
 from reknit.core import context, launch
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, UsageError
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, Unauthorized, UsageError
 from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
@@ -82,7 +82,8 @@ class Launch:
         self._beside: list[asyncio.Task[None]] = []
         self._claims = contextlib.ExitStack()
         self._fatal = ""
-        self._refused = False
+        self._refused = 0
+        """Exit code with which the agent said that it will never be let in."""
         self._agent_code = 0
         self._unreached = launch.Unreached()
         self._page = ""
@@ -141,6 +142,11 @@ class Launch:
             await self._keeper.keep(self._agent(), self._agent_is_done)
             self._note()
             await self._until_agent_ends(bus)
+            if self._refused == Unauthorized.exit_code:
+                raise Unauthorized(
+                    f"the broker {self._plane.endpoint.url} refuses the credentials of node {self._node!r}",
+                    hint="check --nats: user and password, or the endpoint file of the job",
+                )
             if self._refused:
                 # the job is others': nothing is said to the log
                 raise UsageError(
@@ -222,8 +228,8 @@ class Launch:
         """True if this end of the agent's process is its proper one: then it is not started again."""
         if code == 0 or self._signals or self._fatal:
             return True
-        if code == UsageError.exit_code:
-            self._refused = True  # it has said why: another agent has the node's name
+        if code in (UsageError.exit_code, Unauthorized.exit_code):
+            self._refused = code  # it has said why: another agent has the node's name, or its credentials are wrong
             return True
         if not self._plane.ours and not self._has_joined and self._unreached.ended(code):
             return True

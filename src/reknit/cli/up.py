@@ -16,7 +16,7 @@ import typer
 
 from reknit.core import launch
 from reknit.core.bus import Bus
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, UsageError
+from reknit.core.errors import ControlPlaneUnreachable, ReknitError, Unauthorized, UsageError
 from reknit.core.home import ControlFolder, Home, Mark, write_private
 from reknit.core.settings import ControlSettings, doc_of
 
@@ -109,8 +109,8 @@ def _background(folder: ControlFolder, host: str, wanted: ControlSettings) -> in
         if process.poll() is not None:
             said = log.read_bytes()[start:].decode(errors="replace").strip()
             code = process.returncode
-            error = UsageError if code == UsageError.exit_code else ControlPlaneUnreachable
-            raise error(f"it did not come up:\n{said[-2000:]}", hint=f"log: {log}")
+            causes = {kind.exit_code: kind for kind in (UsageError, Unauthorized)}
+            raise causes.get(code, ControlPlaneUnreachable)(f"it did not come up:\n{said[-2000:]}", hint=f"log: {log}")
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
     raise ControlPlaneUnreachable(f"it did not come up within {READY:g} s", hint=f"log: {log}")

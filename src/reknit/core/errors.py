@@ -1,7 +1,8 @@
 """One class a cause, each with its exit code and the next thing to do; one place turns them into exits.
 
-Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 75 the control plane cannot be reached, 130 interrupted,
-143 terminated.
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 75 the control plane cannot be reached (sysexits'
+EX_TEMPFAIL: trying again may help), 77 it is there and refuses our credentials or secret (EX_NOPERM: it cannot), 130
+interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class ControlPlaneUnreachable(ReknitError):
 
 class Unauthorized(ControlPlaneUnreachable):
     """The broker or the job refused our credentials; final, never retried."""
+
+    exit_code = 77
 
 
 class WireError(ReknitError):
