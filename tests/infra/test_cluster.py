@@ -13,6 +13,7 @@ import pytest
 
 from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import JobSubmitted, WorkerExited, WorldChanged
+from reknit.core.registry_entry import Entry
 from support.buses import joined, numbered, numbers, until
 from support.clusters import Cluster
 from support.service_process import ServiceProcess, ready
@@ -141,3 +142,45 @@ async def test_replicas_that_were_asked_for_are_not_raised_by_others(cluster: Cl
     three = msgspec.structs.replace(cluster.endpoint, replicas=3)
     async with joined(three, "three", 60.0):
         assert (await cluster.info())["config"]["num_replicas"] == 3
+
+
+async def test_the_registry_lies_on_as_many_brokers_as_was_asked_for(cluster: Cluster) -> None:
+    two = msgspec.structs.replace(cluster.endpoint, replicas=2)
+    async with joined(two, "two", 60.0) as bus:
+        bus.registry.register("probe", _nobody)
+        assert await _copies(cluster, 2) == 2
+        async with joined(cluster.endpoint, "auto", 60.0) as other:
+            await other.registry.grow()
+            assert await _copies(cluster, 2) == 2, "who asks for nothing leaves it as it is"
+    async with joined(msgspec.structs.replace(cluster.endpoint, replicas=3), "three", 60.0) as bus:
+        bus.registry.register("probe2", _nobody)
+        assert await _copies(cluster, 3) == 3
+
+
+async def test_a_registry_that_was_begun_on_two_brokers_grows_to_three_copies(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        await cluster.formed()
+        cluster.kill(2)
+        async with joined(cluster.endpoint, "one", 60.0) as bus:
+            bus.registry.register("probe", _nobody)
+            await _copies(cluster, 0)
+            cluster.start(2)
+            deadline = time.monotonic() + 60.0
+            while await _copies(cluster, 0) != 3:
+                assert time.monotonic() < deadline, "it stays as it is"
+                async with joined(cluster.endpoint, "two", 60.0) as other:
+                    await other.registry.grow()
+
+
+def _nobody() -> tuple[Entry, ...]:
+    return (Entry(kind="service", name="probe", id="probe/1"),)
+
+
+async def _copies(cluster: Cluster, wanted: int) -> int:
+    """How many brokers hold the registry, once they are that many (0: once there is one)."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        found = int((await cluster.info("KV_reknit-registry"))["config"]["num_replicas"])
+        if found == wanted or not wanted or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.1)

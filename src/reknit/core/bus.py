@@ -84,7 +84,7 @@ class Bus:
         self._follows: set[Follow] = set()
         self._news = News(connection)
         self._answers = Answers(connection)
-        self.registry = Registry(connection)
+        self.registry = Registry(connection, endpoint.replicas)
         self.micro = Micro(connection, self._answers)
         self._checking: asyncio.Task[None] | None = None
         self._state: State | None = None

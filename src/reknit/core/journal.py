@@ -35,7 +35,7 @@ DUPLICATE_WINDOW = 120.0
 """Seconds for which the broker recognises a message id; later this file looks it up itself."""
 _API = "$JS.API"
 _REPLICAS, _AUTO = "reknit-replicas", "auto"
-"""Key of the stream's metadata that holds the number of replicas somebody asked for, or that nobody did."""
+"""Key of a stream's metadata that holds the number of replicas somebody asked for, or that nobody did."""
 _DESCRIPTION = "every event of every job, in order"
 _STALE = {10070, 10071, 10164}
 _NOT_FOUND = {10037, 10059}  # no message found, stream not found
@@ -104,6 +104,16 @@ class Journal:
         """On how many brokers each event shall be stored."""
         return self._wanted or (REPLICAS if self._connection.clustered else 1)
 
+    @property
+    def replicas_told(self) -> dict[str, str]:
+        """Metadata of a stream that is stored on so many brokers: whether somebody asked for that number."""
+        return {_REPLICAS: str(self._wanted) if self._wanted else _AUTO}
+
+    def lacks_replicas(self, config: dict[str, Any]) -> bool:
+        """True if a stream of this configuration shall be on more brokers, and nobody has asked for so few."""
+        asked = self._wanted or (config.get("metadata") or {}).get(_REPLICAS) == _AUTO
+        return bool(asked) and int(config.get("num_replicas", 1)) < self.replicas
+
     # ------------------------------------------------------------------------------------------------ the stream
 
     async def ensure(self, deadline: float) -> State:
@@ -141,7 +151,7 @@ class Journal:
             "duplicate_window": int(self._window * 1e9),
             "republish": {"src": ">", "dest": f"{LIVE}.>"},
             "allow_direct": True,
-            "metadata": {_REPLICAS: str(self._wanted) if self._wanted else _AUTO},
+            "metadata": self.replicas_told,
         }
         try:
             return await self._call(f"STREAM.CREATE.{STREAM}", config)
@@ -160,8 +170,7 @@ class Journal:
         """
         config = found["config"]
         here, replicas = set(config.get("subjects", ())), int(config.get("num_replicas", 1))
-        asked = self._wanted or (config.get("metadata") or {}).get(_REPLICAS) == _AUTO
-        few = replicas < self.replicas if asked else False
+        few = self.lacks_replicas(config)
         if config.get("description") != _DESCRIPTION or (here >= set(STORED_SUBJECTS) and not few):
             return found
         more = {"subjects": sorted(here | set(STORED_SUBJECTS)), "num_replicas": max(replicas, self.replicas)}

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import secrets
 import time
@@ -42,6 +43,7 @@ from reknit.core.stored import Stored
 STREAM = f"KV_{BUCKET}"
 EVERY = 5.0
 """Seconds between two renewals."""
+_GROW_EVERY = 60.0
 _ANSWER = 2.0
 _FAREWELL = 0.5
 _STALE = {10070, 10071, 10164}
@@ -56,10 +58,18 @@ class _Conflict(ReknitError):
 class Registry:
     """The bucket, through one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, replicas: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            connection: to the broker.
+            replicas: on how many brokers of a cluster the bucket shall lie, as `Journal` means it.
+        """
         self._connection = connection
-        self._journal = Journal(connection, stream=STREAM)
+        self._journal = Journal(connection, stream=STREAM, replicas=replicas)
         self._registrations: set[Registration] = set()
+        self._grow_at = 0.0  # monotonic second of the next look whether the bucket lies on too few brokers
+        connection.on_back.append(self._came_back)
 
     def register(self, key: str, tell: Callable[[], Sequence[Entry]], *, every: float = EVERY) -> Registration:
         """Keep a card in the registry from now on, in the background; whatever goes wrong with it is only logged.
@@ -143,6 +153,33 @@ class Registry:
             revision = 0 if revision is not None else None
         raise NotAnswered(f"nobody stores {PREFIX}>", "nobody")
 
+    async def grow(self) -> None:
+        """Have the bucket on as many brokers as it shall be: a cluster may have had fewer when it was made.
+
+        Looked at once a connection, and every minute while the cluster has too few brokers. Replicas are only added.
+
+        Raises:
+            NotAnswered: the broker does not answer now.
+        """
+        now = time.monotonic()
+        if self._journal.replicas == 1 or now < self._grow_at:
+            return
+        self._grow_at = now + _GROW_EVERY
+        found = _unpacked(await self._connection.ask(f"$JS.API.STREAM.INFO.{STREAM}", timeout=_ANSWER))
+        if "error" in found:
+            return
+        if self._journal.lacks_replicas(found["config"]):
+            more = {**found["config"], "num_replicas": self._journal.replicas}
+            subject = f"$JS.API.STREAM.UPDATE.{STREAM}"
+            answer = _unpacked(await self._connection.ask(subject, json.dumps(more).encode(), timeout=_ANSWER))
+            if "error" in answer:
+                _log.debug("the bucket lies on fewer brokers than wanted", reason=str(answer["error"]))
+                return
+        self._grow_at = math.inf
+
+    def _came_back(self) -> None:
+        self._grow_at = 0.0  # it may be another bucket
+
     async def delete(self, key: str, revision: int) -> None:
         """Take a card out, unless somebody else has written it since; see `put` for errors."""
         await self._write(key, b"", {"KV-Operation": "DEL", "Nats-TTL": "60s"}, revision)
@@ -176,6 +213,7 @@ class Registry:
             "discard": "new",
             "max_msgs_per_subject": 1,
             "num_replicas": self._journal.replicas,
+            "metadata": self._journal.replicas_told,
             "allow_rollup_hdrs": True,
             "allow_msg_ttl": True,
             "allow_direct": True,
@@ -186,6 +224,7 @@ class Registry:
         error = await self._made(config)
         if error is not None and int(error.get("err_code", 0)) == NO_PEERS:
             error = await self._made({**config, "num_replicas": 1})
+            self._grow_at = 0.0
         if error is not None and int(error.get("err_code", 0)) != 10058:  # 10058: another one was faster
             raise ReknitError(f"the bucket {BUCKET} cannot be made: {error.get('description', error)}")
 
@@ -249,6 +288,7 @@ class Registration:
                 if entries != written or now >= due or self._hurry.is_set():
                     self._hurry.clear()
                     await self._renew(Card(life=self._life, every=self._every, entries=entries))
+                    await self._registry.grow()
                     written, due, self._said = entries, now + self._every * random.uniform(0.8, 1.0), ""
             except Unauthorized as error:
                 _log.warning("not registered, and not tried again", key=self._key, reason=str(error))
