@@ -88,10 +88,10 @@ class Arrivals:
         rehearsed = self._rehearsed >= REHEARSALS
         if rehearsed and not (full and self._overlap.wanted(step)):
             return
-        self._buffer = self._shared.buffer()
+        self._buffer = self._shared.pool.take()
         self._live = rehearsed and self._early.begin(step, slot, self._buffer)
         if rehearsed and not self._live:
-            self._shared.recycle(self._buffer)  # not the last slot: nothing would come of it
+            self._shared.pool.give(self._buffer)  # not the last slot: nothing would come of it
             self._buffer = None
             return
         self._views = self._flat.gradients(self._buffer)

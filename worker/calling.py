@@ -223,7 +223,7 @@ class Caller:
             return
         assert links.previous is not None
         onward = links.following if ring[(ring.index(me) + 1) % len(ring)] != decision.donor else None
-        buffer = shared.buffer()
+        buffer = shared.pool.take()
         committed, ticket = resend.receive(links.previous, onward, decision.furthest, self._cut, buffer)
         if chain.follow(committed.settled.chain, buffer) != committed.chain:
             raise LinkBroken("previous", f"diverged: the result of step {decision.furthest} arrived other than it was")

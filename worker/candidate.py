@@ -293,13 +293,13 @@ class Candidate:
         size = self._shared.shape.nbytes
         if self._held is None or committed.step != self._held + 1 or int(message["bytes"]) != size:
             raise side.Broken(f"{message['bytes']} bytes of result {committed.step} after {self._held}, not {size}")
-        buffer = self._shared.buffer()
+        buffer = self._shared.pool.take()
         try:
             side.receive_into(sock, buffer.data)
             if committed.settled.chain != self._chain or chains.follow(self._chain, buffer) != committed.chain:
                 raise side.Broken(f"result {committed.step} does not fit the result chain")
         except BaseException:
-            self._shared.recycle(buffer)
+            self._shared.pool.give(buffer)
             raise
         with self._cv:
             self._held, self._chain = committed.step, committed.chain

@@ -7,6 +7,7 @@ of the bytes that are wanted, one for all that wait for the same step.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Collection
 
 from .parts import span
@@ -79,6 +80,55 @@ class CopyWanted:
         """True if the copy answers it."""
         at = copy.step == self.at_least if self.exact else copy.step >= self.at_least
         return at and copy.holds(self.part, self.parts)
+
+
+class Copies:
+    """What learners wait for.
+
+    Args:
+        cv: guards everything here; those who ask wait for it.
+
+    Attributes:
+        wanted: requests that are not answered yet.
+    """
+
+    def __init__(self, cv: threading.Condition) -> None:
+        self._cv = cv
+        self.wanted: list[CopyWanted] = []
+
+    def ask(self, wanted: CopyWanted) -> None:
+        """A learner asks for a copy."""
+        with self._cv:
+            self.wanted.append(wanted)
+            self._cv.notify_all()
+
+    def withdraw(self, wanted: CopyWanted) -> None:
+        """Nobody waits for it any more."""
+        with self._cv:
+            self.wanted = [c for c in self.wanted if c is not wanted]
+
+    def due(self, step: int) -> bool:
+        """True if the state before `step` is to be copied for somebody."""
+        return any(c.due(step) for c in self.wanted)
+
+    def begin(self, step: int) -> list[CopyWanted]:
+        """A copy of the state before `step` is being made; returns whose."""
+        with self._cv:
+            due = [wanted for wanted in self.wanted if wanted.due(step)]
+            for wanted in due:
+                wanted.begun = True
+            return due
+
+    def answer(self, copy: StateCopy | None, failed: str = "") -> None:
+        """Answer all learners that can use this copy; None: those whose copy was begun get none, and why."""
+        with self._cv:
+            for wanted in self.wanted:
+                if copy is None:
+                    wanted.failed = failed if wanted.begun and wanted.done is None else ""
+                elif wanted.done is None and wanted.fits(copy):
+                    wanted.done = copy
+            self.wanted = [c for c in self.wanted if c.done is None and not c.failed]
+            self._cv.notify_all()
 
 
 def cover(wanted: Collection[CopyWanted], size: int) -> tuple[int, int]:

@@ -290,7 +290,7 @@ class Engine:
             where=where,
             previous=self.neighbours.previous,
             following=following,
-            result=shared.buffer(),
+            result=shared.pool.take(),
             chain=shared.chain,
             own=shared.own_buffers,
             arrivals=shared.early,
@@ -507,13 +507,14 @@ class Engine:
                 peer=peer,
                 side="previous" if broken.side == "previous" else "next",
                 error=broken.reason,
+                unmade=broken.unmade,
             )
         )
 
     def _unlink(self) -> None:
         self.neighbours.close()
         while self._scrap:
-            self.shared.recycle(self._scrap.pop())
+            self.shared.pool.give(self._scrap.pop())
 
     def _span(self, name: str, begin: float, end: float, trace: str, **attributes: str | int | float) -> None:
         now = time.monotonic()

@@ -13,22 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import torch
-
 from reknit.core.events import Range, WorldChanged
 
-from .copies import CopyWanted, StateCopy
+from .agenda import next_work
+from .copies import Copies, StateCopy
 from .early import Early
+from .pool import Pool
 from .rehearsal import Outcome, Rehearsal
 from .ring.control import Plan, SlotNote
 from .ring.linking import WorldMoved
 from .ring.pieces import Buffer, Shape
-from .ring.vote import Diverged, Wrong
+from .ring.vote import Wrong
 from .weights import Held
-from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Rehearse, Restore, Result, Verify, Work
+from .work import Compute, Result, Work
 
-_FEW = 2
-"""Buffers in the pool that are enough: the rest is given back to the system."""
 Phase = Literal["starting", "compute", "reduce", "mend", "wait", "learn", "user", "evaluate", "finish"]
 
 
@@ -99,7 +97,8 @@ class Exchange:
         self.learning = False
         self.learns_from = 0
         self.left_out = False
-        self.copies: list[CopyWanted] = []
+        self.copies = Copies(self.cv)
+        self.pool = Pool(shape, self.cv)
         self.results: dict[int, Result] = {}
         self.computed: dict[int, Buffer] = {}
         self.notes: dict[int, SlotNote] = {}
@@ -108,9 +107,8 @@ class Exchange:
         self.early = Early(self)
         self.on_stray: Callable[[int, Wrong], None] = lambda _step, _wrong: None
         self.on_doubt: Callable[[int, str], None] = lambda _step, _why: None
-        self._computing: set[int] = set()
-        self._orphans: set[int] = set()
-        self._pool: list[Buffer] = []
+        self.computing: set[int] = set()
+        self.orphans: set[int] = set()
         self._settled_checkpoints: collections.deque[str] = collections.deque(maxlen=16)
 
     # --------------------------------------------------------------------------------------- both sides
@@ -166,26 +164,6 @@ class Exchange:
         used = self.used(self.step)
         return [s for r in self.owners if r.worker == self.worker for s in range(r.first, min(r.end, used))]
 
-    def buffer(self) -> Buffer:
-        """A flat buffer from the pool, content undefined."""
-        with self.cv:
-            return self._pool.pop() if self._pool else self.shape.empty()
-
-    def stock(self) -> None:
-        """Get buffers ready for results that will be held, touched already: on any thread, the main one has no time."""
-        for _ in range(_FEW):
-            with self.cv:
-                if len(self._pool) >= _FEW:
-                    return
-            buffer = self.shape.empty()
-            torch.from_numpy(buffer).zero_()  # without the GIL
-            self.recycle(buffer)
-
-    def recycle(self, buffer: Buffer) -> None:
-        """Give a buffer back."""
-        with self.cv:
-            self._pool.append(buffer)
-
     # ------------------------------------------------------------------------------------- main thread
 
     def begin(self, step: int) -> None:
@@ -195,7 +173,7 @@ class Exchange:
             if self.main_step == step - 1:
                 self.pace = now - self.begun_at
             self.main_step, self.begun_at = step, now
-            self._computing.clear()
+            self.computing.clear()
             if not self.learning:
                 self._prune()
             self.cv.notify_all()
@@ -208,87 +186,16 @@ class Exchange:
         """
         with self.cv:
             while True:
-                work = self._next()
+                work = next_work(self)
                 if work is not None:
                     if isinstance(work, Compute):
-                        self._computing.add(work.slot)
+                        self.computing.add(work.slot)
                         self.weights.touch()
                         self.enter("compute")
                     return work
                 if self.phase in {"compute", "user"}:
                     self.enter("reduce")
                 self.cv.wait()
-
-    def _next(self) -> Work | None:
-        if self.error is not None:
-            raise self.error
-        if self.left_out and not self.left:
-            return ComeBack()
-        if self.restore_wanted:
-            return Restore()
-        if self.load is not None:
-            return Load(self.load)
-        if self.main_step is None or self.learning:
-            return self._before_begin()
-        return self._with_state(self.main_step)
-
-    def _with_state(self, step: int) -> Work | None:
-        if any(c.due(step) for c in self.copies):
-            return Copy(step)
-        ready = self.results.get(step)
-        if self._unverified(step, ready):
-            return Verify(step)
-        if ready is None:
-            return self._in_step()
-        agreed = ready.of.settled.weights
-        if self.weights.compare(step, agreed):
-            rehearses = self.weights.verify and self.rehearsal.wanted(ready.of)
-            return Rehearse(step, self.rehearsal.slot) if rehearses else Apply(step, ready)
-        why = f"diverged: step {step} was computed with weights {agreed:016x}, here they are {self.weights.digest:016x}"
-        if self._compared(ready):
-            self.stray(why, Wrong(self.worker, "weights", self.weights.digest, agreed, "majority"))
-            return None
-        # a sole worker computed it: it or we are wrong, and what it did is committed
-        self.on_doubt(step, why)
-        raise Diverged(why, hint="nothing tells which of two is right: the run goes back to its last checkpoint")
-
-    def _compared(self, result: Result) -> bool:
-        """True if more than one worker computed the step: then they have compared their weights."""
-        used = self.used(result.of.step)
-        return sum(r.first < min(r.end, used) for r in result.of.owners) > 1
-
-    def _unverified(self, step: int, ready: Result | None) -> bool:
-        """True if it is time to take the digest of the weights."""
-        held = self.weights
-        if not held.verify or held.step == step:
-            return False
-        if ready is not None:
-            return ready.of.settled.weights != 0
-        return step == self.step and (held.asked or self._free_slot() is None)
-
-    def _before_begin(self) -> Work | None:
-        if self.left:
-            return Leave(self.left)
-        if self.learning:
-            return None
-        # not `self.step`: the engine may be ahead already, of a main thread that has yet to apply its results
-        return Begin(self.ready_at) if self.current else None
-
-    def _in_step(self) -> Work | None:
-        if self.left:
-            return Leave(self.left)
-        if self.main_step == self.total and self.finished:
-            return Done()
-        if self.main_step != self.step or self.step >= self.total or self.weights.asked:
-            return None
-        slot = self._free_slot()
-        return None if slot is None else Compute(self.step, slot, slot in self._orphans)
-
-    def _free_slot(self) -> int | None:
-        if self.step >= self.total:
-            return None
-        free = (s for s in self.own_slots() if s not in self.computed and s not in self._computing)
-        return next(free, None)
 
     def verified(self, step: int, digest: int, *, before: int = 0, state: int = 0) -> None:
         """The digest that was asked for by `Verify`; `state`: after the last step, that of all that is tracked."""
@@ -319,33 +226,14 @@ class Exchange:
     def put(self, step: int, slot: int, buffer: Buffer, note: SlotNote | None = None) -> None:
         """Hand in a computed slot and what it has to say; one that is no longer ours, or of a past step, is dropped."""
         with self.cv:
-            self._computing.discard(slot)
+            self.computing.discard(slot)
             if step == self.step and slot in self.own_slots() and not self.learning:
                 self.computed[slot] = buffer
                 if note is not None:
                     self.notes[slot] = note
                 self.cv.notify_all()
             else:
-                self._pool.append(buffer)
-
-    def copying(self, step: int) -> list[CopyWanted]:
-        """A copy of the state before `step` is being made; returns whose."""
-        with self.cv:
-            due = [wanted for wanted in self.copies if wanted.due(step)]
-            for wanted in due:
-                wanted.begun = True
-            return due
-
-    def copied(self, copy: StateCopy | None, failed: str = "") -> None:
-        """Answer all learners that can use this copy; None: those whose copy was begun get none, and why."""
-        with self.cv:
-            for wanted in self.copies:
-                if copy is None:
-                    wanted.failed = failed if wanted.begun and wanted.done is None else ""
-                elif wanted.done is None and wanted.fits(copy):
-                    wanted.done = copy
-            self.copies = [c for c in self.copies if c.done is None and not c.failed]
-            self.cv.notify_all()
+                self.pool.give(buffer)
 
     def loaded(self, step: int) -> None:
         """A received state is in the tracked objects; the next step is `step`."""
@@ -357,7 +245,7 @@ class Exchange:
             self.load = None
             self.learning = False
             self.weights.touch()
-            self._computing.clear()
+            self.computing.clear()
             for stale in [s for s in self.results if s < step]:
                 self._forget(stale)
             self.cv.notify_all()
@@ -444,7 +332,7 @@ class Exchange:
             self.chain = result.of.chain
             self.owners = result.of.settled.owners
             self.rehearsal.proving = result.of.settled.rehearse
-            self._orphans.clear()
+            self.orphans.clear()
             self._drop_computed()
             self._prune()
             self.cv.notify_all()
@@ -493,12 +381,12 @@ class Exchange:
             before = set(self.own_slots()) if step == self.step else None
             if step != self.step:
                 self._drop_computed()
-                self._computing.clear()
+                self.computing.clear()
             self.step, self.owners = step, owners
             mine = set(self.own_slots())
-            self._orphans = mine - before if before else set()
+            self.orphans = mine - before if before else set()
             for slot in [s for s in self.computed if s not in mine]:
-                self._pool.append(self.computed.pop(slot))
+                self.pool.give(self.computed.pop(slot))
                 self.notes.pop(slot, None)
             self.cv.notify_all()
 
@@ -508,7 +396,7 @@ class Exchange:
             self.computed.clear()
             self.notes.clear()
             self.results.clear()
-            self._computing.clear()
+            self.computing.clear()
             self.cv.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -518,7 +406,7 @@ class Exchange:
             self.cv.notify_all()
 
     def _drop_computed(self) -> None:
-        self._pool.extend(self.computed.values())
+        self.pool.give(*self.computed.values())
         self.computed.clear()
         self.notes.clear()
 
@@ -528,17 +416,5 @@ class Exchange:
         for step in [s for s in self.results if s < done and s < self.step - 1]:
             self._forget(step)
 
-    def spare(self, result: Result) -> None:
-        """A feed has sent this result: its buffer is used again, unless there are enough, if nothing needs it."""
-        with self.cv:
-            if result.forgotten and not result.sending:
-                result.forgotten = False
-                if len(self._pool) < _FEW:
-                    self._pool.append(result.buffer)
-
     def _forget(self, step: int) -> None:
-        result = self.results.pop(step)
-        if result.sending:
-            result.forgotten = True
-        else:
-            self._pool.append(result.buffer)
+        self.pool.drop(self.results.pop(step))

@@ -115,7 +115,7 @@ class Feeder:
                     self._stocking = None
                     return
             try:
-                self._shared.stock()
+                self._shared.pool.stock()
             except MemoryError:
                 return  # the main thread will find out too, if it needs one; the backlog is bounded
             time.sleep(_STOCK_EVERY)
@@ -201,7 +201,7 @@ class _Feed:
 
     def _let_go(self, result: Result) -> None:
         result.holds -= 1
-        self._shared.spare(result)
+        self._shared.pool.sent(result)
 
     # ----------------------------------------------------------------------------------------------- its own thread
 

@@ -297,7 +297,7 @@ class Run:
         loss, metrics = step.end_slot()
         self._flat.check_unchanged()
         begun, copied = self._arrivals.end()
-        buffer = self.shared.buffer() if begun is None else begun
+        buffer = self.shared.pool.take() if begun is None else begun
         self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count, copied=copied)
         bad = self.samples if loss is not None and not math.isfinite(loss) else ()
         sums = {name: (value * count, float(count)) for name, value in metrics.items()}
@@ -311,10 +311,10 @@ class Run:
         """A slot that another worker had was computed, to compare; nothing of it is used."""
         count = len(self.samples)
         loss, _ = step.end_slot()
-        buffer = self.shared.buffer()
+        buffer = self.shared.pool.take()
         self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
         outcome = self.shared.rehearsed(gradient_digest(self._flat.shape, buffer))
-        self.shared.recycle(buffer)
+        self.shared.pool.give(buffer)
         self.slot, self.samples = -1, ()
         if outcome in ("unsteady", "other"):
             self._tell_rehearsal(self.shared.rehearsal.words(number, outcome), refused=outcome == "other")

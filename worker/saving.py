@@ -146,7 +146,7 @@ class Saving:
 
     def copy_for_learners(self, step: int, chain: int, generation: int, ledger: bytes) -> None:
         """Copy what the learners that wait for the state before `step` have asked for, in one go."""
-        wanted = self._shared.copying(step)
+        wanted = self._shared.copies.begin(step)
         future = self._snapshotter.begin(
             step, chain=chain, generation=generation, which=lambda size: cover(wanted, size)
         )
@@ -252,10 +252,10 @@ class Saving:
     def _hand_out(self, done: Future[Snapshot], ledger: bytes) -> None:
         error = done.exception()
         if error is not None:  # the learners ask another teacher; this one goes on
-            self._shared.copied(None, f"the copy failed: {error}")
+            self._shared.copies.answer(None, f"the copy failed: {error}")
             return
         snapshot = done.result()  # never released: the copy lives as long as somebody sends it
-        self._shared.copied(
+        self._shared.copies.answer(
             StateCopy(
                 snapshot.step,
                 snapshot.chain,

@@ -93,7 +93,7 @@ class Teacher:
         with shared.cv:
             step = -1 if shared.main_step is None or shared.learning else shared.main_step
             seconds = max(shared.pace, time.monotonic() - shared.begun_at)  # this step is not shorter than it is now
-            ahead = [c.at_least for c in shared.copies if c.exact and not c.begun and c.at_least > step]
+            ahead = [c.at_least for c in shared.copies.wanted if c.exact and not c.begun and c.at_least > step]
             return Where(step, seconds, not self._rests(), max(ahead, default=-1))
 
     def _rests(self) -> bool:
@@ -123,9 +123,7 @@ class Teacher:
         """Wait until the main thread has made the copy: the copy, or a refusal, or None if the learner has gone on."""
         shared = self._shared
         said = time.monotonic()
-        with shared.cv:
-            shared.copies.append(wanted)
-            shared.cv.notify_all()
+        shared.copies.ask(wanted)
         try:
             while True:
                 with shared.cv:
@@ -142,8 +140,7 @@ class Teacher:
                     side.send(sock, {"at": -1 if at is None else at, "moving": moving})
                     said = time.monotonic()
         finally:
-            with shared.cv:
-                shared.copies = [c for c in shared.copies if c is not wanted]
+            shared.copies.withdraw(wanted)
         with self._lock:
             self._kept.add(wanted.done)
         return wanted.done

@@ -59,7 +59,7 @@ class EarlyWorker(PretendWorker):
 
     def _compute(self, step: int, slot: int) -> None:
         right = self._slot(step, slot)
-        buffer = self.shared.buffer()
+        buffer = self.shared.pool.take()
         buffer[:] = 0xAB
         if not self.shared.early.begin(step, slot, buffer):
             buffer[:] = right
@@ -75,7 +75,7 @@ class EarlyWorker(PretendWorker):
         if lie:
             self.lies.discard(step)
             self.broke.append(self.shared.early.spoil("a gradient has changed"))
-            buffer = self.shared.buffer()
+            buffer = self.shared.pool.take()
             buffer[:] = right
         buffer[EARLY * SIZE :] = right[EARLY * SIZE :]
         self.shared.put(step, slot, buffer)

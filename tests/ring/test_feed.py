@@ -150,7 +150,7 @@ def test_a_member_that_learns_anew_cuts_its_feeds_off(course):
     with sock:
         course.truth.until(5)
         member.shared.start_learning(5, (), course.truth.chains[5])
-        result = Result(member.shared.buffer(), course.truth.committed(5))
+        result = Result(member.shared.pool.take(), course.truth.committed(5))
         member.shared.complete(result)
         member.feeder.committed(result)
         assert next_message(sock) == {"cut": "results do not follow each other: 5 after 2"}

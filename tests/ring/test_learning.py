@@ -149,8 +149,8 @@ def test_several_learners_of_one_step_are_served_by_one_copy(course):
         course._say("compute")
         for number, learning in enumerate(several, 1):
             learning.begin(asked, at_least=3)
-            wait_until(lambda n=number: all(len(course.members[m].shared.copies) == n for m in ("m0", "m1")))
-        (step,) = {wanted.at_least for m in course.members.values() for wanted in m.shared.copies}
+            wait_until(lambda n=number: all(len(course.members[m].shared.copies.wanted) == n for m in ("m0", "m1")))
+        (step,) = {wanted.at_least for m in course.members.values() for wanted in m.shared.copies.wanted}
         course.advance(step - 1)
         for learning in several:
             assert learning.wait().step == step
@@ -182,7 +182,7 @@ def test_a_run_that_stops_before_the_step_that_was_agreed_on(course, learning, m
         m.shared.phase = "compute"
         m.teacher._where = lambda where=m.teacher._where: dataclasses.replace(where(), seconds=0.01)
     learning.begin(members(course))
-    wait_until(lambda: any(m.shared.copies for m in course.members.values()))
+    wait_until(lambda: any(m.shared.copies.wanted for m in course.members.values()))
     assert learning.shared.load is None
     for m in course.members.values():
         m.shared.phase = "wait"
@@ -308,8 +308,8 @@ def test_a_copy_that_fails_is_the_teachers_trouble_and_another_is_asked(course, 
     def fails(member: PretendMember) -> Callable[[int], None]:
         def copy(step: int) -> None:
             failed.append((member.name, step))
-            member.shared.copying(step)
-            member.shared.copied(None, "the copy failed: no room")
+            member.shared.copies.begin(step)
+            member.shared.copies.answer(None, "the copy failed: no room")
 
         return copy
 

@@ -30,8 +30,8 @@ def test_a_learner_that_goes_away_while_it_waits_is_not_copied_for(course):
         side.send(sock, {"teachers": 1})
         assert side.receive(sock)["step"] == 1
         side.send(sock, {"step": 5, "exact": True, "part": 0, "parts": 1})
-        wait_until(lambda: member.shared.copies)
-    wait_until(lambda: not member.shared.copies)
+        wait_until(lambda: member.shared.copies.wanted)
+    wait_until(lambda: not member.shared.copies.wanted)
     course.advance(6)
     assert member.copied == []
 
@@ -44,13 +44,13 @@ def test_a_teacher_that_is_closed_ends_its_lessons(course):
         side.send(sock, {"teachers": 1})
         side.receive(sock)
         side.send(sock, {"step": 5, "exact": True, "part": 0, "parts": 1})
-        wait_until(lambda: member.shared.copies)
+        wait_until(lambda: member.shared.copies.wanted)
         thread = threading.Thread(target=member.close)
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
         del course.members["m0"]
-    assert not member.shared.copies
+    assert not member.shared.copies.wanted
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_question_that_does_not_fit_ends_the_lesson(course, ask):
         side.send(sock, ask)
         with pytest.raises(side.Broken):
             side.receive(sock)
-    assert course.members["m0"].shared.copies == []
+    assert course.members["m0"].shared.copies.wanted == []
 
 
 def test_a_copy_that_was_void_while_it_was_loaded_is_not_what_the_run_goes_on_with(course):

@@ -136,14 +136,14 @@ class Script:
 
     def _copy(self, step: int) -> None:
         shared = self.shared
-        wanted = shared.copying(step)
+        wanted = shared.copies.begin(step)
         raw = self.weights.tobytes()
         first, end = cover(wanted, len(raw))
         self.copied.append((step, first, end))
         copy = StateCopy(
             step, self.truth.chains[step], b"layout", memoryview(raw[first:end]), b"ledger", first=first, size=len(raw)
         )
-        shared.copied(self.spoil(copy))
+        shared.copies.answer(self.spoil(copy))
 
     def _check(self, step: int) -> None:
         self.truth.until(step)
@@ -185,7 +185,7 @@ class PretendMember(Script):
         return Member(worker=self.name, incarnation=1, node=self.name, pid=0, address=self.listener.address)
 
     def complete(self, step: int) -> None:
-        buffer = self.shared.buffer()
+        buffer = self.shared.pool.take()
         buffer[:] = self.truth.result(step).view(np.uint8)
         result = Result(buffer, self.truth.committed(step))
         self.shared.complete(result)

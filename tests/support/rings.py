@@ -187,9 +187,11 @@ class PretendWorker:
                 case Verify() | Rehearse():
                     self._compare(work)
                 case Copy(step):
-                    shared.copying(step)
+                    shared.copies.begin(step)
                     raw = memoryview(self._state())
-                    shared.copied(StateCopy(step, self.chain_before(step), b"", raw, self.engine.ledger.export()))
+                    shared.copies.answer(
+                        StateCopy(step, self.chain_before(step), b"", raw, self.engine.ledger.export())
+                    )
                 case Compute(step, slot):
                     self._watch(step)
                     self.hold(step, slot)
@@ -235,7 +237,7 @@ class PretendWorker:
         self.meddle("verified", step)
 
     def _compute(self, step: int, slot: int) -> None:
-        buffer = self.shared.buffer()
+        buffer = self.shared.pool.take()
         right = self._slot(step, slot)
         buffer[: len(right)] = right
         proved = slot == self.shared.proof_slot(step)
@@ -275,7 +277,7 @@ class PretendWorker:
             f"main={x.main_step} total={x.total} "
             f"current={x.current} whole={x.whole} owners={[(r.worker, r.first, r.end) for r in x.owners]} "
             f"computed={sorted(x.computed)} results={sorted(x.results)} load={x.load and x.load.step} "
-            f"copies={[(c.at_least, c.begun) for c in x.copies]} failures={self.engine._learner.failures[-3:]} "
+            f"copies={[(c.at_least, c.begun) for c in x.copies.wanted]} failures={self.engine._learner.failures[-3:]} "
             f"refused={self.listener.refusals[-3:]} events={[type(e).__name__ for e in self.outlet.events[-3:]]} "
             f"members={[m.worker for m in x.world.members] if x.world else None}"
         )

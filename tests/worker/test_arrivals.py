@@ -41,7 +41,7 @@ class Desk:
         self.flat = Flat(Tracked(model=model))
         self.shared = Exchange("a", 1, self.flat.shape, lambda step: slots, 1000)
         for _ in range(slots + 4):
-            self.shared.recycle(np.zeros(self.flat.shape.nbytes, np.uint8))  # what is no number is never written
+            self.shared.pool.give(np.zeros(self.flat.shape.nbytes, np.uint8))  # what is no number is never written
         self.said: list[str] = []
         self.broken: list[int] = []
         self.overlap = Overlap(when)
@@ -69,7 +69,7 @@ class Desk:
         script(self.model, self.step)
         self.given.append(self.looked())
         buffer, copied = self.arrivals.end()
-        out = self.shared.buffer() if buffer is None else buffer
+        out = self.shared.pool.take() if buffer is None else buffer
         self.flat.collect(out, weight=1.0 if full else 0.5, loss=1.5, samples=4, copied=copied)
         self.shared.put(self.step, slot, out)
         self.arrivals.handed_in()

@@ -322,16 +322,16 @@ def test_whoever_learned_from_a_wrong_teacher_is_wrong_too(heal):
     spoilt: list[str] = []
 
     def spoil_before_copying(teacher: PretendWorker) -> None:
-        was = teacher.shared.copying
+        was = teacher.shared.copies.begin
 
-        def copying(step: int) -> Any:
+        def begin(step: int) -> Any:
             if step >= 3 and not spoilt:
                 spoilt.append(teacher.name)
                 teacher.weights = teacher.weights.copy()
                 teacher.weights.view(np.uint32)[9] ^= 1 << 9
             return was(step)
 
-        teacher.shared.copying = copying
+        teacher.shared.copies.begin = begin
 
     for teacher in workers:
         spoil_before_copying(teacher)
