@@ -507,7 +507,6 @@ class Engine:
                 peer=peer,
                 side="previous" if broken.side == "previous" else "next",
                 error=broken.reason,
-                unmade=broken.unmade,
             )
         )
 
