@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from reknit.cli.app import application
+from reknit.core.home import Home
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,10 @@ def refused(*args: str, code: int = 2) -> str:
         (["--nnodes", "0", "fine.py"], "nnodes must be at least 1"),
         (["--nproc_per_node", "0", "fine.py"], "nproc_per_node must be a whole number of at least 1"),
         (["--nproc-per-node", "gpu", "fine.py"], "or auto, not 'gpu'"),
+        (["--nproc", "0", "fine.py"], "nproc_per_node must be a whole number of at least 1"),
+        (["--slots", "x", "fine.py"], "slots must be a whole number of at least 0, not 'x' (from flag --slots)"),
+        (["--slots", "99999999999", "fine.py"], "slots must be at most 2147483647"),
+        (["--grace", "soon", "fine.py"], "grace must be a number of at least 0, not 'soon'"),
         (["--slots", "-1", "fine.py"], "slots must be a whole number of at least 0"),
         (["--stuck-after", "0", "fine.py"], "stuck_after must be a number above 0"),
         (["--job", "a.b", "fine.py"], "job is not a valid name"),
@@ -112,6 +118,66 @@ def test_unknown_jobs_list_the_known_ones(tmp_path: Path, verb: list[str]) -> No
     assert "there is no job 'mnist-3'" in said
     assert "mnist-1" in said
     assert "mnist-2" in said
+
+
+@pytest.mark.parametrize("number", ["x", "0", "-3", "1.5", ""])
+def test_scale_says_what_is_no_number_of_workers(number: str) -> None:
+    said = refused("scale", number, "--job", "j")
+    assert f"the number of workers must be a whole number of at least 1, not {number!r}" in said
+    assert "reknit scale 4" in said
+    assert ("reknit stop" in said) == (number == "0")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["scale", "3", "--jbo", "j"], "No such option: --jbo"),
+        (["stop", "--wait", "x"], "'x' must be a number of at least 0"),
+        (["down", "--within", "-1"], "'-1' must be a number of at least 0"),
+        (["trace", "--last", "0"], "'0' must be a whole number of at least 1"),
+        (["chaos", "flip-bit", "-w", "a-0", "--bit", "y"], "'y' must be a whole number of at least -1"),
+        (["sim", "membership", "--nodes", "x"], "'x' must be a whole number of at least 2"),
+        (["up", "--port", "x"], "port must be a port number, 0 to 65535, not 'x' (from flag --port)"),
+    ],
+)
+def test_numbers_are_refused_in_our_own_words(args: list[str], said: str) -> None:
+    shown = refused(*args)
+    assert said in shown
+    assert "Input should be" not in shown
+
+
+def test_down_says_what_it_is_about(tmp_path: Path) -> None:
+    result = call("down")
+    assert result.exit_code == 0
+    assert "nothing to end: `reknit up` is not running here" in result.stderr
+    other = Home.at(str(tmp_path / "home")).job("mine")
+    other.make()
+    with other.control("run", wait=1.0) as held:
+        assert held
+        said = call("down").stderr
+    assert "mine: with a broker of their own" in said
+    assert "use this broker" not in said
+
+
+def _looks() -> list[list[str]]:
+    """All verbs that are about a job."""
+    from typer.main import get_command
+
+    found: list[list[str]] = []
+
+    def walk(command: Any, path: list[str]) -> None:
+        for name, sub in getattr(command, "commands", {}).items():
+            walk(sub, [*path, name])
+        if any("--job" in getattr(p, "opts", ()) for p in command.params):
+            found.append(path)
+
+    walk(get_command(application()), [])
+    return found
+
+
+@pytest.mark.parametrize("verb", _looks(), ids=" ".join)
+def test_every_verb_about_a_job_can_be_told_its_broker(verb: list[str]) -> None:
+    assert "--nats" in call(*verb, "--help").stdout
 
 
 def test_areas_and_times_are_checked() -> None:

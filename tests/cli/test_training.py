@@ -64,6 +64,9 @@ def test_scale_drain_and_stop_a_job_that_runs(place: Place, training: Command) -
 
     place.call("scale", "3", "--job", "t")
     until(lambda: members(place) == ["n-0", "n-1", "n-2"], "three workers", 90.0)
+    many = place.call("scale", "99", "--job", "t", code=2)
+    assert "99 workers are more than job 't' has slots: a step has" in many.shown
+    assert "scale to" in many.shown
     refused = place.call("drain", "n-7", "--job", "t", code=2)
     assert "there are: n, n-0, n-1, n-2" in refused.shown
     place.call("drain", "n-1", "--job", "t")

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from reknit.core.manifest import Manifest, StoredFile, write_manifest
 from support.agents import until
 from support.launchers import Place
 
@@ -18,6 +19,22 @@ print("up", flush=True)
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
 """
+
+
+def _checkpoints_are_found_by_the_broker(place: Place) -> None:
+    """From another home only the broker knows where the job's checkpoints are."""
+    index = StoredFile(number=-1, file="index-w.msgpack", bytes=0, hash="")
+    chunk = StoredFile(number=0, file="chunk-00000-w.safetensors", bytes=0, hash="")
+    made = Manifest(checkpoint="r-1", number=1, job="one", run="r", step=7, index=index, chunks=(chunk,))
+    folder = place.home / "jobs/one/checkpoints/one" / made.directory
+    folder.mkdir(parents=True)
+    write_manifest(folder, made)
+    elsewhere = {**place.env, "REKNIT_HOME": f"{place.home}/elsewhere"}
+    given = ("--nats", str(place.home / "up/endpoint.json"))
+    found = place.call("checkpoints", "ls", "--job", "one", *given, "--json", env=elsewhere)
+    assert [row["step"] for row in json.loads("\n".join(found.out))] == [7]
+    assert "no checkpoint of job two" in place.call("checkpoints", "ls", *given, env=elsewhere).shown
+    assert "there is no job 'three'" in place.call("trace", "--job", "three", *given, env=elsewhere, code=2).shown
 
 
 def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
@@ -34,6 +51,7 @@ def test_up_is_used_by_runs_and_down_ends_exactly_it(place: Place) -> None:
         assert {row["job"] for row in events} == {job}
         assert sum(row["event"]["kind"] == "job.submitted" for row in events) == 1
     assert place.json("status")["job"] == "two"
+    _checkpoints_are_found_by_the_broker(place)
 
     place.call("down")
     place.nothing_left()

@@ -1,4 +1,4 @@
-"""Addresses and names of this machine, as peers can use them."""
+"""This machine: addresses and names as peers can use them, and how much memory is free."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import urllib.parse
+from pathlib import Path
 
 from reknit.core.errors import UsageError
 from reknit.core.settings import MAX_NODE
@@ -57,6 +58,15 @@ def check_host(host: str) -> None:
             f"this machine cannot listen on {host!r}: {error.strerror or error}",
             hint="give one of its own addresses with --host (`hostname -I` lists them)",
         ) from error
+
+
+def available_memory() -> int:
+    """Bytes that new processes can have without swapping, as the kernel says; 0: it does not."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def node_name() -> str:

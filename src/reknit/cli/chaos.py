@@ -7,6 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+from reknit.core import setting_kinds as kinds
 from reknit.core.errors import UsageError
 from reknit.core.events import ChaosAsked
 from reknit.core.settings import Settings, nearest
@@ -16,6 +17,7 @@ from .acting import acting, must_live, say
 from .app import app, verb
 
 _TARGETS = ("weights", "moments", "result")
+_NUMBER = options.value(kinds.whole(-1))
 
 chaos = typer.Typer(help="Spoil something in a running job, to see that it is found.", no_args_is_help=True)
 app.add_typer(chaos, name="chaos")
@@ -25,10 +27,15 @@ app.add_typer(chaos, name="chaos")
 @verb
 def flip_bit(
     *,
-    worker: Annotated[str, typer.Option("--worker", "-w", help="Whose memory.", show_default=False)],
-    at_step: Annotated[int, typer.Option("--at-step", help="Not before this step; -1: at once.")] = -1,
+    worker: Annotated[str, typer.Option("--worker", "-w", metavar="WORKER", help="Whose memory.", show_default=False)],
+    at_step: Annotated[
+        int,
+        typer.Option("--at-step", metavar="STEP", parser=_NUMBER, help="Not before this step; -1: at once."),
+    ] = -1,
     target: Annotated[str, typer.Option("--target", metavar="weights|moments|result", help="What.")] = "weights",
-    bit: Annotated[int, typer.Option("--bit", help="Which bit of all the target's bits; -1: any.")] = -1,
+    bit: Annotated[
+        int, typer.Option("--bit", metavar="N", parser=_NUMBER, help="Which bit of all the target's bits; -1: any.")
+    ] = -1,
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from reknit.core import setting_kinds as kinds
 from reknit.core.errors import ReknitError
 from reknit.core.home import ControlFolder, Home, Mark
 
@@ -23,7 +24,16 @@ GRACE = 15.0
 @app.command()
 @verb
 def down(
-    *, within: Annotated[float, typer.Option("--within", help="Seconds until what is left is killed.")] = GRACE
+    *,
+    within: Annotated[
+        float,
+        typer.Option(
+            "--within",
+            metavar="SECONDS",
+            parser=options.value(kinds.number(0)),
+            help="What is left after so long is killed.",
+        ),
+    ] = GRACE,
 ) -> int:
     """End the broker and the services that `reknit up` started; jobs' logs stay and can be read."""
     home = Home.at(options.settings().control.home)
@@ -31,11 +41,16 @@ def down(
     found = read_up(folder)
     if found is None and not folder.controlled:
         _clean(folder)
-        output.note("nothing to end: it is not up")
+        own = [job.name for job in home.jobs() if job.controlled]
+        more = f" ({', '.join(own)}: with a broker of their own; reknit stop --job NAME ends a job)" if own else ""
+        output.note(f"nothing to end: `reknit up` is not running here{more}")
         return 0
-    running = [job.name for job in home.jobs() if job.controlled or _uses(home, job.name)]
-    if running:
-        output.warn(f"still running: {', '.join(running)}; workers go on, but no change of the world can be decided")
+    using = [job.name for job in home.jobs() if _uses(home, job.name)]
+    if using:
+        output.warn(
+            f"{', '.join(using)} still use{'s' if len(using) == 1 else ''} this broker: workers train on, "
+            "but no change of the world can be decided until `reknit up` runs again"
+        )
     marks = [] if found is None else [found.supervisor, *found.children]
     holder = _holder(folder)
     if holder is not None:
@@ -44,7 +59,7 @@ def down(
     _clean(folder)
     if left:
         raise ReknitError(f"could not be ended: {', '.join(f'{m.what} (pid {m.pid})' for m in left)}")
-    output.note("down")
+    output.note("down: the broker and the services of `reknit up` have ended")
     return 0
 
 

@@ -23,10 +23,12 @@ from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, Jo
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
+from reknit.core.settings import usable_cores
 from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
-from .address import route_to
+from .address import available_memory, route_to
+from .crowd import crowded
 from .entry import enter, workers_of
 from .host_reader import HostReader
 from .look import answering, run_service
@@ -129,6 +131,9 @@ class Launch:
         entry = await enter(bus, self._order, self._folder, self._claims, self._screen)
         self._spec, self._node = entry.spec, entry.node
         self._submitted = True
+        workers = workers_of(self._spec, self._order.nproc)
+        if told := crowded(workers, usable_cores(), available_memory()):
+            self._say(told, True)
         self._note()
         await bus.serve(run_service(self._order.job), self._node, self._answer)
         await bus.follow(self._heard, job=self._order.job)
@@ -413,7 +418,7 @@ class Launch:
             return  # what was before us
         if isinstance(event, AgentJoined) and event.node == self._node:
             self._has_joined = True
-        if isinstance(event, AgentLeft) and event.node == self._node:
+        if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
             self._farewell = event
         line = line_of(event)
         if line is not None:

@@ -109,6 +109,33 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
             yield Look(bus, folder.name, folder, home, live=way.live)
 
 
+def folder_of(settings: Settings) -> JobFolder:
+    """The folder of the job that is meant, for verbs that read what lies on this machine.
+
+    With `nats` the broker says which job is meant, unless it is named and known here and no flag says otherwise.
+
+    Raises:
+        UsageError: there is none; the hint lists those that are known.
+        ControlPlaneUnreachable: the broker that was given does not answer.
+    """
+    if asks_broker(settings):
+        return asyncio.run(_folder_on_broker(settings))
+    return folder_here(Home.at(settings.control.home), settings.job.job)
+
+
+def asks_broker(settings: Settings) -> bool:
+    """True if a broker that is given has to say which job is meant, and where its checkpoints are."""
+    if not settings.control.nats:
+        return False
+    known = bool(settings.job.job) and Home.at(settings.control.home).job(settings.job.job).path.is_dir()
+    return not known or settings.sources["nats"].startswith("flag")
+
+
+async def _folder_on_broker(settings: Settings) -> JobFolder:
+    async with looking(settings) as look:
+        return look.folder
+
+
 def folder_here(home: Home, name: str) -> JobFolder:
     """The folder of the job that is meant, for verbs that read only what lies on this machine.
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from reknit.core import setting_kinds as kinds
+from reknit.core.errors import UsageError
 from reknit.core.events import JobScaled
 from reknit.core.settings import Settings
 
@@ -15,25 +19,51 @@ from .acting import acting, must_live, say
 from .app import app, verb
 
 
-@app.command()
+class _Negative(TyperCommand):
+    """A command that takes `-3` for a number, to refuse it as one, and not for an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let negative numbers come last, behind `--`."""
+        numbers = [arg for arg in args if re.fullmatch(r"-\d+", arg)]
+        rest = [arg for arg in args if arg not in numbers]
+        return super().parse_args(ctx, [*rest, "--", *numbers] if numbers else rest)
+
+
+@app.command(cls=_Negative)
 @verb
 def scale(
-    number: Annotated[int, typer.Argument(metavar="N", min=1, help="Active workers in all, over all nodes.")],
+    number: Annotated[
+        str, typer.Argument(metavar="N", help="Active workers in all, over all nodes; spares not counted.")
+    ],
     *,
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,
 ) -> None:
     """Change the number of workers of a running job; agents start or drain workers to fit."""
-    asyncio.run(_scale(options.settings(job=job, nats=nats), number))
+    asyncio.run(_scale(options.settings(job=job, nats=nats), _number(number)))
+
+
+def _number(said: str) -> int:
+    try:
+        return int(kinds.whole(1)(said))
+    except kinds.Unfit as error:
+        ends = "; to end the run: reknit stop" if said.strip() == "0" else ""
+        raise UsageError(
+            f"the number of workers {error}, not {said!r}",
+            hint=f"say how many shall be active in all, over all nodes: reknit scale 4{ends}",
+        ) from None
 
 
 async def _scale(settings: Settings, number: int) -> None:
     async with acting(settings) as (look, found, live):
         must_live(look, live=live)
+        slots = found.terms.slots if found.terms else found.spec.slots if found.spec else 0
+        if slots and number > slots:
+            raise UsageError(
+                f"{number} workers are more than job {look.job!r} has slots: a step has {slots}, one a worker at least",
+                hint=f"scale to {slots} at most; for more begin a run with more slots, and --spares for workers "
+                "that stand ready",
+            )
         await say(look, JobScaled(workers=number))
-        spare = number - found.spec.slots if found.spec and found.spec.slots else 0
-        more = (
-            f"; {spare} of them will be spares: a step has {found.spec.slots} slots" if spare > 0 and found.spec else ""
-        )
         active = sum(worker.state == "active" for worker in found.members)
-        output.note(f"job {look.job} is asked to go from {active} to {number} active workers{more}")
+        output.note(f"job {look.job} is asked to go from {active} to {number} active workers")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from reknit.core import setting_kinds as kinds
 from reknit.core.bus import Received
 from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import JobFinished, JobStopAsked
@@ -24,7 +25,15 @@ from .look import Look
 def stop(
     *,
     now: Annotated[bool, typer.Option("--now", help="At once: no last checkpoint, no step boundary.")] = False,
-    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the end; 0: do not wait.")] = 60.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            parser=options.value(kinds.number(0)),
+            help="Wait so long for the end; 0: do not wait.",
+        ),
+    ] = 60.0,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the log.")] = "",
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,

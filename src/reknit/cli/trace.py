@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from reknit.core import setting_kinds as kinds
 from reknit.core.home import Home, JobFolder
 
 from . import options, output
 from .app import app, verb
-from .look import folder_here
+from .look import folder_of
 
 _BAR = 32
 _KIND = "reknit.kind"
@@ -41,14 +42,20 @@ class Span:
 def trace(
     *,
     job: options.JobFlag = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many traces, the newest last.")] = 1,
+    nats: options.NatsFlag = None,
+    last: Annotated[
+        int,
+        typer.Option(
+            "--last", "-n", metavar="N", parser=options.value(kinds.whole(1)), help="So many traces, the newest last."
+        ),
+    ] = 1,
     every: Annotated[bool, typer.Option("--all", help="Also traces that are about no change of the world.")] = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Draw the newest changes of the world: one line a span, its offset, duration and process."""
-    settings = options.settings(job=job)
+    """Draw the newest changes of the world: one line a span, its offset, duration and process; read on this machine."""
+    settings = options.settings(job=job, nats=nats)
     home = Home.at(settings.control.home)
-    folder = folder_here(home, settings.job.job)
+    folder = folder_of(settings)
     shown = newest(_spans([folder.traces, home.up.traces], folder), last, every=every)
     if as_json:
         output.document([[dataclasses.asdict(span) for span in spans] for spans in shown])

@@ -54,7 +54,8 @@ def up(
         typer.Option("--host", metavar="ADDR", help="Address that the broker listens on; 127.0.0.1 by default."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port of the broker; 0: the one before, or a free one.")
+        str | None,
+        typer.Option("--port", metavar="PORT", help="Port of the broker; 0: the one before, or a free one."),
     ] = None,
     standby: Annotated[
         bool | None, typer.Option("--standby/--no-standby", help=doc_of("standby"), show_default=False)

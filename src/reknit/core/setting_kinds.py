@@ -19,6 +19,10 @@ Parse = Callable[[Any], Any]
 """Takes what a flag, the environment or a file says and returns the value; raises `Unfit`."""
 
 
+MOST = 2**31 - 1
+"""Largest whole number that is taken: what is beyond it is a slip, and would not travel."""
+
+
 class Unfit(Exception):
     """A value is not of its setting's kind; the text goes on from the setting's name."""
 
@@ -48,6 +52,8 @@ def whole(least: int) -> Parse:
             number = int(value)
         if number is None or number < least:
             raise Unfit(f"must be a whole number of at least {least}")
+        if number > MOST:
+            raise Unfit(f"must be at most {MOST}")
         return number
 
     return parse
