@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,40 @@ def test_agents_meet_by_seeds(make_agent: Make) -> None:
 def test_without_gossip_there_is_no_address(make_agent: Make, gossip: str) -> None:
     one = make_agent(FOREVER, **({"gossip": gossip} if gossip else {})).submit().start()
     assert one.event(AgentJoined).gossip == ""
+
+
+SET_BACK = """
+import time
+
+time.time = lambda real=time.time: real() - 3600.0
+time.time_ns = lambda real=time.time_ns: real() - 3_600_000_000_000
+"""
+
+
+def test_a_host_whose_clock_was_set_back_comes_back_at_another_port(make_agent: Make, tmp_path: Path) -> None:
+    """Whose word about a name is the newer one is the log's to say, and no clock's."""
+    fields = {"job": "back", "gossip": "fast", "secret": "s"}
+    nodes = {name: make_agent(FOREVER, folder=name, node=name, **fields) for name in ("n0", "n1", "n2")}
+    first = nodes["n0"].submit()
+    for node in nodes.values():
+        node.start()
+    with heartbeats(first) as newest:
+        until(lambda: len(newest) == 3 and all(len(p.rtt) == 2 for p in newest.values()), "each measures both others")
+        nodes["n2"].signal(signal.SIGKILL)
+        nodes["n2"].wait()
+        (tmp_path / "sitecustomize.py").write_text(SET_BACK)
+        again = make_agent(FOREVER, folder="again", node="n2", **fields).start({"PYTHONPATH": str(tmp_path)})
+
+        def joined() -> list[AgentJoined]:
+            return [e for e in first.events(AgentJoined) if e.node == "n2"]
+
+        before, after = until(lambda: joined() if len(joined()) == 2 else None, "it is back")
+        assert before.gossip != after.gossip
+        assert after.pid == again.pid
+
+        def agree() -> bool:
+            views = {pulse.view for pulse in newest.values()}
+            return len(views) == 1 and not any(p.silent or p.sick or len(p.rtt) != 2 for p in newest.values())
+
+        newest.clear()
+        until(lambda: len(newest) == 3 and agree(), "all see the same, and each hears the others")

@@ -36,9 +36,10 @@ async def gossiping(node: str, host: str = "127.0.0.1", port: int = 0) -> AsyncI
         secret="s",
         gossip="fast",
     )
-    gossip = Gossiping.of(context, 1, lambda _happening: None)
+    gossip = Gossiping.of(context, lambda _happening: None)
     assert gossip is not None
     trouble = await gossip.open(host, port)
+    gossip.begin(1)
     try:
         yield gossip, trouble
     finally:

@@ -33,8 +33,9 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 async def crowd(size: int, preset: Preset) -> dict[str, Gossiping]:
     nodes: dict[str, Gossiping] = {}
     for i in range(size):
-        node = Gossiping(f"n{i}", 1, preset, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
+        node = Gossiping(f"n{i}", preset, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
         assert await node.open("127.0.0.1") == ""
+        node.begin(1)
         node.meet([split(nodes["n0"].address)] if nodes else [])
         nodes[f"n{i}"] = node
     return nodes
@@ -96,8 +97,9 @@ def test_garbage_strangers_and_echoes_do_no_harm() -> None:
         nodes = await crowd(3, FAST)
         try:
             await until(lambda: agree(nodes), "all know all")
-            stranger = Gossiping("x", 1, FAST, keyring=Keyring((bytes(32),)), keys=None, changed=lambda _: None)
+            stranger = Gossiping("x", FAST, keyring=Keyring((bytes(32),)), keys=None, changed=lambda _: None)
             assert await stranger.open("127.0.0.1") == ""
+            stranger.begin(1)
             stranger.meet([split(n.address) for n in nodes.values()])
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
                 for size in (0, 1, 4, 48, 1400, 9000):
@@ -124,8 +126,9 @@ def test_keys_are_changed_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monk
         for file in files:
             file.write_text(old + "\n")
             ring = Keyring((bytes(32),))
-            node = Gossiping(file.name, 1, FAST, keyring=ring, keys=file, changed=lambda _: None)
+            node = Gossiping(file.name, FAST, keyring=ring, keys=file, changed=lambda _: None)
             assert await node.open("127.0.0.1") == ""
+            node.begin(1)
             nodes[file.name] = node
         a, b = nodes["a"], nodes["b"]
         b.meet([split(a.address)])
@@ -160,8 +163,9 @@ def test_ipv6() -> None:
     async def play() -> None:
         nodes: dict[str, Gossiping] = {}
         for name in ("a", "b"):
-            node = Gossiping(name, 1, FAST, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
+            node = Gossiping(name, FAST, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
             assert await node.open("::1") == ""
+            node.begin(1)
             nodes[name] = node
         nodes["a"].meet([split(nodes["b"].address)])
         try:
@@ -175,8 +179,9 @@ def test_ipv6() -> None:
 
 def test_a_host_that_is_not_ours_is_said_and_nothing_else_happens() -> None:
     async def play() -> str:
-        node = Gossiping("a", 1, FAST, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
+        node = Gossiping("a", FAST, keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
         said = await node.open("192.0.2.1")
+        node.begin(1)
         node.meet([("127.0.0.1", 9)])
         assert node.report() == {}
         node.close()

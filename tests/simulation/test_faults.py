@@ -143,3 +143,25 @@ def suspicions(preset: Preset) -> int:
 def test_who_reads_late_is_hardly_suspected() -> None:
     """A probe's answer counts when it comes late; were each of them a suspicion, all would tell it to all, for ever."""
     assert 4 * suspicions(TRAIN) < suspicions(dataclasses.replace(TRAIN, patience=0.0))
+
+
+def test_a_node_whose_clock_was_set_back_comes_back_at_another_address_and_all_know() -> None:
+    cluster = Cluster(nodes=12, seed=SEED)
+    invariants = Invariants(cluster)
+    cluster.begin()
+    cluster.run(5.0)
+    moved, port = cluster.nodes[3], cluster.nodes[3].address[1]
+    cluster.crash([moved], "power")
+    cluster.run(3.0)
+    moved.skew -= 3600.0
+    cluster.restart([moved])
+    cluster.run(20.0)
+    assert moved.address[1] != port
+    for node in cluster.nodes:
+        assert node.gossip is not None
+        held = node.gossip.state(moved.name)
+        assert held is not None
+        assert (held.address, held.present) == (moved.address, True), node.name
+    assert len({node.gossip.digest for node in cluster.nodes if node.gossip is not None}) == 1
+    assert invariants.world_is_whole()
+    assert not invariants.violations

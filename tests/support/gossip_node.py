@@ -19,10 +19,11 @@ KEY = bytes(32)
 
 async def main(name: str, host: str, preset: str, seeds: list[str]) -> None:
     """Gossip until stdin is closed."""
-    node = Gossiping(name, 1, PRESETS[preset], keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
+    node = Gossiping(name, PRESETS[preset], keyring=Keyring((KEY,)), keys=None, changed=lambda _: None)
     trouble = await node.open(host)
     if trouble:
         sys.exit(trouble)
+    node.begin(1)
     node.meet([split(seed) for seed in seeds])
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)

@@ -82,7 +82,7 @@ class Agent:
         self._addresses: dict[str, str] = {}
         """Worker -> address of its newest registration."""
         self._since = time.time()
-        self._gossip = Gossiping.of(context, time.time_ns() // 1_000_000, self._on_gossip)
+        self._gossip = Gossiping.of(context, self._on_gossip)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forking = asyncio.Lock()
         self._ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -141,8 +141,6 @@ class Agent:
             self._no_watch(trouble)
         if self._gossip is not None and (trouble := await self._gossip.open(context.host, context.gossip_port)):
             self._say(trouble)
-        if self._gossip is not None and context.seeds:
-            self._spawn(self._meet_seeds(self._gossip))
         joined = AgentJoined(
             node=context.node,
             run=context.run,
@@ -155,6 +153,10 @@ class Agent:
         )
         seq = await bus.publish(context.job, joined)
         self._state = replace(self._state, joined=seq)
+        if self._gossip is not None:
+            self._gossip.begin(seq)
+            if context.seeds:
+                self._spawn(self._meet_seeds(self._gossip))
         await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
         bus.registry.register(f"agent.{context.job}.{context.node}", self._entries)
         self._feed(Began(time.monotonic()))

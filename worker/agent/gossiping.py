@@ -35,14 +35,13 @@ class Gossiping(asyncio.DatagramProtocol):
 
     Attributes:
         address: where it listens, as `host:port`; empty before `open` and where that failed.
-        core: the protocol.
+        core: the protocol; None before `begin` and where `open` failed.
         dropped: datagrams that did not open.
     """
 
     def __init__(
         self,
         node: str,
-        epoch: int,
         preset: Preset,
         *,
         keyring: Keyring,
@@ -53,7 +52,6 @@ class Gossiping(asyncio.DatagramProtocol):
 
         Args:
             node: its name.
-            epoch: start of this process, milliseconds since 1970.
             preset: figures of the protocol, the same on all nodes.
             keyring: what datagrams are sealed with.
             keys: the file that the keyring came from and is read from again, None if it came from elsewhere.
@@ -62,17 +60,18 @@ class Gossiping(asyncio.DatagramProtocol):
         self.address = ""
         self.core: Gossip | None = None
         self.dropped = 0
-        self._node, self._epoch, self._preset = node, epoch, preset
+        self._node, self._preset = node, preset
         self._sealer, self._opener = Sealer(keyring, os.urandom(16)), Opener(keyring)
         self._keys, self._keys_read = keys, self._stamp(keys)
         self._changed = changed
         self._transport: asyncio.DatagramTransport | None = None
+        self._at: Address = ("", 0)
         self._alarm: asyncio.TimerHandle | None = None
         self._keys_alarm: asyncio.TimerHandle | None = None
         self._complained = ""
 
     @classmethod
-    def of(cls, context: AgentContext, epoch: int, changed: Callable[[Happening], None]) -> Gossiping | None:
+    def of(cls, context: AgentContext, changed: Callable[[Happening], None]) -> Gossiping | None:
         """Return the gossip of an agent; None if its job has none.
 
         Raises:
@@ -83,7 +82,7 @@ class Gossiping(asyncio.DatagramProtocol):
             return None
         keys = Path(context.gossip_keys) if context.gossip_keys else None
         keyring = load(keys) if keys is not None else Keyring((derived(context.secret.encode()),))
-        return cls(context.node, epoch, preset, keyring=keyring, keys=keys, changed=changed)
+        return cls(context.node, preset, keyring=keyring, keys=keys, changed=changed)
 
     def report(self) -> dict[str, Any]:
         """Return what a heartbeat tells of it: the fields of `NodePulse`."""
@@ -94,7 +93,7 @@ class Gossiping(asyncio.DatagramProtocol):
         return {"silent": tuple(sorted(core.silent)), "sick": core.sick, "view": core.digest, "rtt": rtt}
 
     async def open(self, host: str, port: int = 0) -> str:
-        """Listen and begin; return what went wrong in words, empty if nothing did.
+        """Listen; return what went wrong in words, empty if nothing did.
 
         Args:
             host: an address of this machine.
@@ -113,18 +112,28 @@ class Gossiping(asyncio.DatagramProtocol):
         bound: socket.socket = transport.get_extra_info("socket")
         with suppress(OSError):
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-        at: Address = bound.getsockname()[:2]
-        self.address = join(*at)
+        self._at = bound.getsockname()[:2]
+        self.address = join(*self._at)
+        return ""
+
+    def begin(self, epoch: int) -> None:
+        """Take part, if it listens.
+
+        Args:
+            epoch: sequence of the node's `node.joined`: of two agents of one name the later one has the greater one,
+                whatever any clock shows.
+        """
+        if self._transport is None:
+            return
         self.core = Gossip(
-            Self(self._node, self._epoch, at),
+            Self(self._node, epoch, self._at),
             preset=self._preset,
             seed=int.from_bytes(os.urandom(8)),
             now=time.monotonic(),
         )
         if self._keys is not None:
-            self._keys_alarm = loop.call_later(KEYS_EVERY, self._look_at_keys)
+            self._keys_alarm = asyncio.get_running_loop().call_later(KEYS_EVERY, self._look_at_keys)
         self._flush()
-        return ""
 
     def meet(self, addresses: Iterable[Address]) -> None:
         """Get to know nodes at these numeric addresses."""

@@ -89,6 +89,7 @@ class Cluster:
         self._draw = self.chance.stream("faults")
         self.nodes = [Node(self, i, self.chance.stream(f"node/{i}")) for i in range(nodes)]
         self._at = {node.address: node for node in self.nodes}
+        self._hosts = {node.address[0]: node for node in self.nodes}
         self._committed = 0
         self._weighed = 0
         self.broker.watchers += [self._on_entry, self.training.on_world]
@@ -129,7 +130,7 @@ class Cluster:
         entries = {}
         digest = 0
         for node in self.nodes:
-            said = Rumour(node.name, node.wall_ms(), 0, int(State.ALIVE), *node.address, node.name)
+            said = Rumour(node.name, node.boots + 1, 0, int(State.ALIVE), *node.address, node.name)
             entries[node.name] = said
             digest ^= said.digest()
         return shared(entries, digest)
@@ -162,7 +163,7 @@ class Cluster:
     def reach(self, address: str, draw: float) -> Reach:
         """How an address answers whoever dials it from the broker's host."""
         host, _, port = address.rpartition(":")
-        node = self._at.get((host, self.nodes[0].address[1]))
+        node = self._hosts.get(host)
         if node is None or not node.powered or not self.network.is_open(HOST, node.host):
             return "silent"
         through = (1 - self.network.loss_between(HOST, node.host)) * (1 - self.network.loss_between(node.host, HOST))
@@ -211,6 +212,12 @@ class Cluster:
                 continue
             for delay in network.datagram(node.host, target.host):
                 clock.after(delay, target.receive, packet, source)
+
+    def moved(self, node: Node, address: Address) -> None:
+        """A node's gossip listens at another address from now on."""
+        del self._at[node.address]
+        node.address = address
+        self._at[address] = node
 
     def on_happened(self, node: Node, happened: Sequence[Happening]) -> None:
         """A node's gossip tells something."""

@@ -43,6 +43,7 @@ class Node:
     Attributes:
         index: number, also its place in the network.
         name: its name in the job.
+        address: of its gossip; another port each time it boots, as a free one is.
         boots: how often it was started: what belongs to an earlier life is void.
         up: its processes exist.
         frozen: they are stopped.
@@ -108,6 +109,8 @@ class Node:
         """
         there = roster is not None
         self.boots += 1
+        if self.boots > 1:
+            self._cluster.moved(self, (self.address[0], PORT + (self.boots - 1) % 10_000))
         self.up, self.frozen, self.powered = True, False, True
         life = self.boots
         self._link = Link(
@@ -236,7 +239,7 @@ class Node:
     # -------------------------------------------------------------------------------------------------------- gossip
 
     def _gossip_begins(self, roster: Roster | None) -> None:
-        self._epoch = max(self.wall_ms(), 1)
+        self._epoch = self.boots  # as the log orders the arrivals of a name
         me = Self(self.name, self._epoch, self.address)
         seed = self._random.getrandbits(48)
         seeds = () if roster is not None else self._cluster.doors(self)

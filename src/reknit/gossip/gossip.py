@@ -48,7 +48,8 @@ class Self:
 
     Attributes:
         name: of the node, unique in the job.
-        epoch: start of this process, milliseconds since 1970: a later process of this name has a greater one.
+        epoch: number of this process: a later one of this name has a greater one. Agents take the sequence of their
+            `node.joined`.
         address: where it listens, as others reach it.
     """
 
@@ -414,7 +415,7 @@ class Gossip:
     def _about_me(self, rumour: Rumour, now: float) -> None:
         mine = self._mine
         if rumour.epoch > mine.epoch and rumour.address == mine.address:
-            # Nobody else can listen at our address, so that process is our predecessor: the clock was set back.
+            # Nobody else can listen at our address, so that process is our predecessor: the numbers began anew.
             self.me = dataclasses.replace(self.me, epoch=rumour.epoch + 1)
             self._mine = msgspec.structs.replace(mine, epoch=self.me.epoch, incarnation=0)
             self._view.put(self._mine, now)

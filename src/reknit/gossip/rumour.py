@@ -29,7 +29,7 @@ class Rumour(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         name: the member.
-        epoch: start of its process, milliseconds since 1970; only ever compared with the same member's.
+        epoch: number of its process, greater for a later one of its name, or at its address.
         incarnation: how often this process has refuted.
         state: a `State`.
         host: where it listens.
