@@ -78,6 +78,8 @@ def status_of(record: Record, members: Collection[Member]) -> tuple[Literal["run
 def awaiting(spec: JobSubmitted, members: Collection[Member]) -> str:
     """Say what is missing."""
     have = sorted(nodes_of(members), key=natural)
+    if not have and spec.min_nodes == 1:
+        return "a worker"
     missing = max(spec.min_nodes - len(have), 1)
     there = (
         f"{', '.join(have)} is there" if len(have) == 1 else f"{', '.join(have)} are there" if have else "none is there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from reknit.core.events import Evidence, Member
+from reknit.core.headcount import headcount
 
 from .damping import Kept
 from .verdict import Verdict
@@ -134,9 +135,9 @@ def why_relinked(record: Record) -> str:
 
 def outlook(members: Sequence[Member], status: str, *, goes_on: bool) -> str:
     """Say how it goes on."""
-    one = len(members) == 1
+    one, crew = len(members) == 1, headcount(members)
     if status == "paused":
-        held = f"{count(len(members), 'worker')} wait{'s' if one else ''}" if members else "nobody is there"
+        held = f"{crew} wait{'s' if one else ''}" if members else "nobody is there"
         return f"{held}: too few to go on"
     does = ("goes on" if one else "go on") if goes_on else ("begins" if one else "begin")
-    return f"{count(len(members), 'worker')} {does}"
+    return f"{crew} {does}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from reknit.cli.progress import line_of, live_line
@@ -148,6 +149,10 @@ def world(*names: str, status: str = "running", awaiting: str = "", removed: tup
     )
 
 
+def spares(*names: str) -> tuple[Member, ...]:
+    return tuple(msgspec.structs.replace(member, role="spare") for member in world(*names).members)
+
+
 def registered(worker: str) -> WorkerRegistered:
     return WorkerRegistered(worker=worker, incarnation=1, node="n", run="r", pid=1, address="a:1", terms=TERMS)
 
@@ -159,6 +164,11 @@ def test_the_live_line() -> None:
     assert live_line(status(world(status="paused", awaiting="1 more node"))) == "waiting for 1 more node"
     running = status(registered("w1"), registered("w2"), world("w1", "w2"))
     assert live_line(running) == "step 0/20  2 workers  generation 3"
+    spare = msgspec.structs.replace(world("w1", "w2"), members=(*world("w1").members, *spares("w2")))
+    assert (
+        live_line(see(running, msgspec.structs.replace(spare, generation=4), 1.0))
+        == "step 0/20  1 worker and 1 spare  generation 4"
+    )
     assert live_line(see(running, registered("w3"), 1.0)) == "step 0/20  2 workers, 1 learning  generation 3"
     pulse = WorkerPulse(
         worker="w1", incarnation=1, generation=3, step=12, committed=12, epoch=1, loss=0.25, rate=1234.5, current=True
@@ -172,6 +182,10 @@ def test_the_live_line() -> None:
     ("event", "line"),
     [
         (world("w1"), "world 3: 1 worker: because"),
+        (
+            msgspec.structs.replace(world("w1", "w2"), members=(*world("w1", "w2").members, *spares("w3", "w4"))),
+            "world 3: 2 workers and 2 spares: because",
+        ),
         (world(status="paused", awaiting="2 more"), "world 3: waiting for 2 more"),
         (
             world(status="paused", awaiting="2 more", removed=("w1",)),

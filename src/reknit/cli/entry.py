@@ -11,6 +11,7 @@ from pathlib import Path
 from reknit.core.bus import Bus
 from reknit.core.errors import CheckpointError, StaleWorld
 from reknit.core.events import JobSubmitted
+from reknit.core.headcount import spares_in_words, workers
 from reknit.core.home import JobFolder
 from reknit.core.manifest import list_manifests
 
@@ -18,7 +19,6 @@ from . import submission
 from .look import answering
 from .order import Order
 from .output import Screen
-from .progress import workers
 from .submission import Begin
 
 _AGAIN = 0.2
@@ -102,7 +102,7 @@ def size(spec: JobSubmitted) -> str:
     said = workers(most) if least == most else f"{least} to {workers(most)}"
     if spec.slots and most + spec.spares > spec.slots:
         spare = most + spec.spares - spec.slots
-        return f"{said}, {spec.slots} slots a step: {spare} spare{'' if spare == 1 else 's'}"
+        return f"{said}, {spec.slots} slots a step: {spares_in_words(spare)}"
     if spec.spares:
-        return f"{said} and {spec.spares} spare{'' if spec.spares == 1 else 's'}"
+        return f"{said} and {spares_in_words(spec.spares)}"
     return said

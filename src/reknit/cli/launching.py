@@ -19,7 +19,7 @@ from reknit.core import context, launch
 from reknit.core.bus import Bus, Received
 from reknit.core.context import AgentContext
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, Unauthorized, UsageError
-from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked
+from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked, WorldChanged
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
@@ -28,6 +28,7 @@ from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
 from .address import available_memory, route_to
+from .awaited import Awaited
 from .crowd import crowded
 from .entry import enter, workers_of
 from .host_reader import HostReader
@@ -35,7 +36,7 @@ from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
 from .plane import Plane
-from .progress import line_of, live_line, mark
+from .progress import line_of, live_line, mark, missing
 from .root_cause import Failures
 from .summary import Ending, lines
 
@@ -93,6 +94,7 @@ class Launch:
         self._since = time.time()
         self._plain_at = 0.0
         self._plain: tuple[object, ...] = ()
+        self._awaited = Awaited()
 
     # --------------------------------------------------------------------------------------------------- the story
 
@@ -420,7 +422,8 @@ class Launch:
             self._has_joined = True
         if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
             self._farewell = event
-        line = line_of(event)
+        awaiting = event.awaiting if isinstance(event, WorldChanged) else ""
+        line = line_of(event, awaited=self._awaited.worth(awaiting, time.monotonic()))
         if line is not None:
             self._screen.note(*line)
 
@@ -450,7 +453,10 @@ class Launch:
         text = live_line(self._status)
         self._screen.status(text)
         now = time.monotonic()
-        if not self._screen.live and now - self._plain_at >= _PLAIN and mark(self._status) != self._plain:
+        if self._screen.live or now - self._plain_at < _PLAIN:
+            return
+        awaiting = missing(self._status)
+        if self._awaited.worth(awaiting, now) if awaiting else mark(self._status) != self._plain:
             self._plain, self._plain_at = mark(self._status), now
             self._screen.note(text)
 

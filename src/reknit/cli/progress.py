@@ -11,6 +11,7 @@ from reknit.core.events import (
     JobScaled,
     WorldChanged,
 )
+from reknit.core.headcount import headcount, workers
 from reknit.core.status import Status
 
 from .output import Colour
@@ -38,11 +39,18 @@ def live_line(status: Status) -> str:
     if ahead is not None and ahead.rate > 0:
         parts.append(f"{ahead.rate:,.0f} samples/s")
     learning = sum(w.state == "learning" for w in status.workers.values())
-    parts.append(workers(len(world.members)) + (f", {learning} learning" if learning else ""))
+    parts.append(headcount(world.members) + (f", {learning} learning" if learning else ""))
     parts.append(f"generation {world.generation}")
     if status.state not in {"running", "starting"}:
         parts.append(status.state + (f": waiting for {world.awaiting}" if status.state == "paused" else ""))
     return "  ".join(parts)
+
+
+def missing(status: Status) -> str:
+    """What a paused run waits for; empty if it does not."""
+    world = status.world
+    paused = status.finished is None and world is not None and world.status == "paused"
+    return world.awaiting if paused and world is not None else ""
 
 
 def mark(status: Status) -> tuple[object, ...]:
@@ -54,16 +62,16 @@ def mark(status: Status) -> tuple[object, ...]:
     return status.state, generation, max(steps, status.committed), started
 
 
-def workers(count: int) -> str:
-    """A number of workers in words."""
-    return f"{count} worker" + ("" if count == 1 else "s")
+def line_of(event: AnyEvent, *, awaited: bool = True) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one a kind)
+    """The line that an event is worth, and its colour; None: none.
 
-
-def line_of(event: AnyEvent) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one return a kind of event)
-    """The line that an event is worth, and its colour; None: none."""
+    Args:
+        event: any.
+        awaited: say what a paused world waits for; False: that was said a moment ago.
+    """
     match event:
         case WorldChanged():
-            return _world(event)
+            return _world(event, awaited=awaited)
         case CheckpointCommitted():
             return f"checkpoint of step {event.step} written: {event.path}", ""
         case CheckpointFailed():
@@ -84,12 +92,13 @@ def _alert(alert: Alert) -> tuple[str, Colour]:
     return f"{alert.severity}: {alert.alert}: {alert.reason}{hint}", "red" if alert.severity == "critical" else "yellow"
 
 
-def _world(world: WorldChanged) -> tuple[str, Colour] | None:
-    head = f"world {world.generation}: {workers(len(world.members))}"
+def _world(world: WorldChanged, *, awaited: bool) -> tuple[str, Colour] | None:
+    head = f"world {world.generation}: {headcount(world.members)}"
     if world.status == "paused" and not world.members and not world.removed:
-        return f"world {world.generation}: waiting for {world.awaiting or 'workers'}", ""
+        return (f"world {world.generation}: waiting for {world.awaiting or 'workers'}", "") if awaited else None
     if world.status == "paused":
-        return f"{head}, paused: {world.reason}; waiting for {world.awaiting}", "yellow"
+        waits = f"; waiting for {world.awaiting}" if awaited and world.awaiting else ""
+        return f"{head}, paused: {world.reason}{waits}", "yellow"
     if world.status == "finished":
         return None  # the summary tells it
     return f"{head}: {world.reason}", "yellow" if world.removed else "cyan"

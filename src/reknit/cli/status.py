@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reknit.core.headcount import spares_in_words, workers
 from reknit.core.home import Home
 from reknit.core.settings import Settings
 from reknit.core.status import Status, report
@@ -85,7 +86,7 @@ def _show(told: dict[str, Any]) -> None:
     output.data("  ".join([f"steps    {step}", *more]))
     if world["generation"]:
         how = ", planned" if world["planned"] else ""
-        output.data(f"world    generation {world['generation']}{how}, {world['size']} workers: {world['reason']}")
+        output.data(f"world    generation {world['generation']}{how}, {_crew(world)}: {world['reason']}")
     if told["checkpoint"]["step"] >= 0:
         output.data(f"saved    step {told['checkpoint']['step']}: {told['checkpoint']['path']}")
     for worker, difference in told["inexact"].items():
@@ -116,6 +117,11 @@ def _show(told: dict[str, Any]) -> None:
             ("severity", "alert", "about", "reason"),
             [(a["severity"], a["alert"], a["subject"], a["reason"]) for a in told["alerts"]],
         )
+
+
+def _crew(world: dict[str, Any]) -> str:
+    spares = world["spares"]
+    return workers(world["size"] - spares) + (f" and {spares_in_words(spares)}" if spares else "")
 
 
 def _list(settings: Settings, *, as_json: bool) -> None:

@@ -79,9 +79,10 @@ def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, floa
                 w.generation,
                 time.strftime("%T", time.localtime(at)),
                 w.status + _planned(w),
-                len(w.members),
+                sum(m.role == "active" for m in w.members),
+                sum(m.role == "spare" for m in w.members),
                 f"{seconds * 1000:.0f} ms" if seconds is not None else "",
                 w.reason + (f"; waiting for {w.awaiting}" if w.awaiting else ""),
             )
         )
-    output.table(("generation", "time", "status", "workers", "recovered", "reason"), rows)
+    output.table(("generation", "time", "status", "workers", "spares", "recovered", "reason"), rows)

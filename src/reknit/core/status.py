@@ -237,6 +237,7 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
             "size": len(world.members) if world else 0,
             "members": [m.worker for m in world.members] if world else [],
             "reason": world.reason if world else "",
+            "spares": sum(m.role == "spare" for m in world.members) if world else 0,
             "planned": world.planned if world else False,
             "awaiting": world.awaiting if world else "",
             "restarts": world.restarts if world else 0,

@@ -1,0 +1,24 @@
+"""How many workers a world has, in words: those that compute and those that stand by, never added up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reknit.core.events import Member
+
+
+def headcount(members: Sequence[Member]) -> str:
+    """Say it: `1 worker`, `2 workers and 1 spare`."""
+    spares = sum(member.role == "spare" for member in members)
+    active = workers(len(members) - spares)
+    return f"{active} and {spares_in_words(spares)}" if spares else active
+
+
+def workers(count: int) -> str:
+    """A number of workers in words."""
+    return f"{count} worker" + ("" if count == 1 else "s")
+
+
+def spares_in_words(count: int) -> str:
+    """A number of spares in words."""
+    return f"{count} spare" + ("" if count == 1 else "s")
