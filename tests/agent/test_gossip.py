@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from reknit.core.bus_thread import BusThread
-from reknit.core.events import AgentJoined, NodePulse
+from reknit.core.context import Endpoint
+from reknit.core.events import AgentJoined, Alert, NodePulse
 from support.agents import AgentUnderTest, until
+from support.service_process import ServiceProcess
 
 Make = Callable[..., AgentUnderTest]
 
@@ -116,3 +118,33 @@ def test_a_host_whose_clock_was_set_back_comes_back_at_another_port(make_agent: 
 
         newest.clear()
         until(lambda: len(newest) == 3 and agree(), "all see the same, and each hears the others")
+
+
+@pytest.mark.slow
+def test_an_agent_with_other_keys_is_named_by_the_monitor_until_it_has_the_right_ones(
+    make_agent: Make, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    right, wrong = "11" * 32, "22" * 32
+    nodes = {}
+    for name in ("n0", "n1", "n2"):
+        keys = tmp_path / f"{name}.keys"
+        keys.write_text((wrong if name == "n2" else right) + "\n")
+        nodes[name] = make_agent(
+            FOREVER, folder=name, node=name, job="keys", gossip="fast", secret="s", gossip_keys=str(keys)
+        )
+    first = nodes["n0"].submit()
+
+    def alerts() -> list[tuple[str, str]]:
+        return [(a.subject, a.state) for a in first.events(Alert) if a.alert == "gossip-keys-differ"]
+
+    with ServiceProcess("monitor", endpoint), heartbeats(first) as newest:
+        for node in nodes.values():
+            node.start()
+        until(lambda: alerts() == [("n2", "raised")], "the one with other keys is named", 60.0)
+        (alert,) = (a for a in first.events(Alert) if a.alert == "gossip-keys-differ")
+        assert "of 2 other nodes" in alert.reason
+        assert "--gossip-keys" in alert.suggestion
+        assert newest["n0"].refused_of == newest["n1"].refused_of == 1
+        (tmp_path / "n2.keys").write_text(f"{right}\n{wrong}\n")
+        until(lambda: alerts() == [("n2", "raised"), ("n2", "cleared")], "it is over", 60.0)
+        until(lambda: all(len(p.rtt) == 2 for p in newest.values()), "each hears both others")

@@ -55,3 +55,20 @@ def test_one_that_reaches_nobody_is_said() -> None:
     found.sick = {"w2"}
     found.beat(8)
     assert told(found) == [("node-sick", "w2", "raised")]
+
+
+def test_one_whose_keys_are_not_those_of_the_others_is_named_until_it_has_theirs() -> None:
+    found = job()
+    found.received = {"w2": (40, 5, 0), "w1": (8, 1, 4)}
+    found.beat(4)
+    keys = [t for t in found.told() if t[0] == "gossip-keys-differ"]
+    assert keys == []
+    found.beat(4)
+    raised = found.alert("gossip-keys-differ")
+    assert raised.subject == "w2"
+    assert "w2 has refused 40 datagrams of 5 other nodes" in raised.reason
+    assert "--gossip-keys" in raised.suggestion
+    found.received = {"w2": (7, 1, 4)}
+    found.beat(2)
+    keys = [t for t in found.told() if t[0] == "gossip-keys-differ"]
+    assert keys == [("gossip-keys-differ", "w2", "raised"), ("gossip-keys-differ", "w2", "cleared")]

@@ -28,6 +28,8 @@ class Watched(Desk[View]):
         self.misses: dict[str, tuple[str, ...]] = {}
         """Node -> nodes that it gets no answer from."""
         self.sick: set[str] = set()
+        self.received: dict[str, tuple[int, int, int]] = {}
+        """Node -> datagrams that it refused, nodes that they are of, nodes whose datagrams it opened."""
         self.publish(
             JobSubmitted(run="r1", script="t.py", max_nodes=len(workers), **spec),
             *(registered(w, TERMS) for w in workers),
@@ -51,6 +53,7 @@ class Watched(Desk[View]):
                 if worker not in silent:
                     self.pulse(self._pulse(worker, {f: by[worker] for f, by in bent.items() if worker in by}))
                 node = member(worker).node
+                refused, refused_of, opened_of = self.received.get(node, (0, 0, len(self.workers) - 1))
                 if node not in silent:
                     self.pulse(
                         NodePulse(
@@ -59,6 +62,9 @@ class Watched(Desk[View]):
                             memory_free=self.free,
                             silent=self.misses.get(node, ()),
                             sick=node in self.sick,
+                            refused=refused,
+                            refused_of=refused_of,
+                            opened_of=opened_of,
                         )
                     )
             if steps:

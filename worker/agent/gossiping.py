@@ -18,10 +18,11 @@ from reknit.core import log
 from reknit.core.address import Address, join
 from reknit.core.context import AgentContext
 from reknit.core.errors import ReknitError, WireError
-from reknit.gossip.codec import Opener, Sealer
+from reknit.gossip.codec import Opener, Sealer, UnknownKey
 from reknit.gossip.gossip import Gossip, Happening, Self
 from reknit.gossip.keyring import Keyring, derived, load
 from reknit.gossip.preset import PRESETS, Preset
+from reknit.gossip.reception import Reception
 
 KEYS_EVERY = 5.0
 """Seconds between two looks at the file of keys."""
@@ -60,6 +61,8 @@ class Gossiping(asyncio.DatagramProtocol):
         self.address = ""
         self.core: Gossip | None = None
         self.dropped = 0
+        self._reception = Reception()
+        self._met: set[Address] = set()
         self._node, self._preset = node, preset
         self._sealer, self._opener = Sealer(keyring, os.urandom(16)), Opener(keyring)
         self._keys, self._keys_read = keys, self._stamp(keys)
@@ -90,7 +93,16 @@ class Gossiping(asyncio.DatagramProtocol):
         if core is None:
             return {}
         rtt = {name: round(1e3 * took, 3) for name in core.subjects if (took := core.rtt(name)) is not None}
-        return {"silent": tuple(sorted(core.silent)), "sick": core.sick, "view": core.digest, "rtt": rtt}
+        received = self._reception.tally(time.monotonic())
+        return {
+            "silent": tuple(sorted(core.silent)),
+            "sick": core.sick,
+            "view": core.digest,
+            "rtt": rtt,
+            "refused": received.refused,
+            "refused_of": received.refused_of,
+            "opened_of": received.opened_of,
+        }
 
     async def open(self, host: str, port: int = 0) -> str:
         """Listen; return what went wrong in words, empty if nothing did.
@@ -138,7 +150,9 @@ class Gossiping(asyncio.DatagramProtocol):
     def meet(self, addresses: Iterable[Address]) -> None:
         """Get to know nodes at these numeric addresses."""
         if self.core is not None and self._transport is not None:
-            self.core.meet(addresses)
+            new = [address for address in addresses if address != self._at]
+            self._met.update(new)
+            self.core.meet(new)
             self._flush()
 
     def close(self) -> None:
@@ -159,13 +173,17 @@ class Gossiping(asyncio.DatagramProtocol):
         """Take one datagram in."""
         if self.core is None or self._transport is None:
             return
+        now, source = time.monotonic(), (addr[0], addr[1])
         try:
             packet = self._opener.open(data)
         except WireError as error:
             self.dropped += 1
-            self._complain(f"a datagram from {join(addr[0], addr[1])} was dropped: {error}")
+            if isinstance(error, UnknownKey) and source in self._met:
+                self._reception.refused(now, source)
+            self._complain(f"a datagram from {join(*source)} was dropped: {error}")
             return
-        self.core.on_packet(time.monotonic(), packet, (addr[0], addr[1]))
+        self._reception.opened(now, source)
+        self.core.on_packet(now, packet, source)
         self._flush()
 
     def error_received(self, exc: Exception) -> None:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from reknit.services.monitor.finding import Rule
 
-from . import checkpoints, divergence, failures, loss, memory, neighbours, progress, silence, stragglers, worlds
+from . import (
+    checkpoints,
+    divergence,
+    failures,
+    gossip_keys,
+    loss,
+    memory,
+    neighbours,
+    progress,
+    silence,
+    stragglers,
+    worlds,
+)
 
 RULES: tuple[Rule, ...] = (
     *failures.RULES,
@@ -17,4 +29,5 @@ RULES: tuple[Rule, ...] = (
     *silence.RULES,
     *memory.RULES,
     *neighbours.RULES,
+    *gossip_keys.RULES,
 )

@@ -786,6 +786,12 @@ class NodePulse(Pulse, frozen=True, tag="node"):
     """Digest of who is alive in its view."""
     rtt: dict[str, float] = {}
     """Node -> round trip to it in milliseconds, for those that it watches."""
+    refused: int = 0
+    """Gossip datagrams of the job's nodes in the last seconds that were sealed with a key which is not known here."""
+    refused_of: int = 0
+    """Nodes that they came from."""
+    opened_of: int = 0
+    """Nodes whose datagrams opened."""
 
 
 JobEvent = (

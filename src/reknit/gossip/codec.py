@@ -43,6 +43,10 @@ class Rejected(WireError):
     """A datagram that is not for us, or not what it was."""
 
 
+class UnknownKey(Rejected):
+    """A datagram of this version that was sealed with a key that is not known here."""
+
+
 @functools.lru_cache(maxsize=4096)
 def _cipher(key: bytes, sender: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(hmac.new(key, b"reknit gossip sender" + sender, hashlib.sha256).digest())
@@ -92,15 +96,15 @@ class Opener:
         """Return the packet.
 
         Raises:
-            Rejected: it is no datagram of ours, the key is not known, it was changed, or it was opened before; the text
-                says which.
+            UnknownKey: the key is not known.
+            Rejected: it is no datagram of ours, it was changed, or it was opened before; the text says which.
         """
         if len(data) < SEAL or len(data) > MOST or data[:4] != _MAGIC:
             raise Rejected("no gossip of this version")
         _, tag, sender, counter = _HEAD.unpack_from(data)
         key = self.keyring.find(tag)
         if key is None:
-            raise Rejected("sealed with a key that is not known here")
+            raise UnknownKey("sealed with a key that is not known here")
         try:
             plain = _cipher(key, sender).decrypt(struct.pack(">IQ", 0, counter), data[_HEAD.size :], data[: _HEAD.size])
         except InvalidTag as error:
