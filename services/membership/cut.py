@@ -77,8 +77,13 @@ def _is_burst(record: Record, sight: Sight, verdict: Verdict, now: float) -> boo
     """True if several died, and it is not the loss of one node with its agent, which is complete."""
     nodes = {m.node for m in record.members if m.worker in verdict.dead}
     left = {m.node for m in record.members if m.worker not in verdict.gone}
-    lost = len(nodes) == 1 and not nodes & left and all(node_is_gone(sight, node, now) for node in nodes)
-    return len(verdict.dead) > 1 and not lost
+    gone = all(_has_left(record, node) or node_is_gone(sight, node, now) for node in nodes)
+    return len(verdict.dead) > 1 and not (gone and len(nodes) == 1 and not nodes & left)
+
+
+def _has_left(record: Record, name: str) -> bool:
+    node = record.nodes.get(name)
+    return node is not None and node.left
 
 
 def relink_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool:

@@ -65,7 +65,7 @@ KINDS: dict[Source, Kind] = {
             "dying",
             "process",
             True,
-            "the agent",
+            "the agent, or its guard when the agent itself is gone",
             "the kernel has begun to end the process, its memory is not freed yet",
             "0.5 ms after SIGKILL",
             "never",

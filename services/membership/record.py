@@ -138,14 +138,18 @@ def _node_left(record: Record, event: AgentLeft, _seq: int) -> Record:
     lives: list[tuple[Life, str]] = [(w.life, w.node) for w in record.workers.values()]
     lives += [((s.worker, s.incarnation), s.node) for s in record.started.values()]
     going = [life for life, where in lives if where == event.node and life not in record.endings]
-    if event.arrival and (going or node is None or node.seq != event.arrival):
+    if event.arrival and ((going and not event.swept) or node is None or node.seq != event.arrival):
         return record  # said by somebody else, who did not know yet that it is there again
     if node is not None:
         left = dataclasses.replace(node, left=True, lost=event.reason == LOST)
         record = dataclasses.replace(record, nodes=put(record.nodes, event.node, left))
     detail = f"agent of {event.node} left" + (f": {event.reason}" if event.reason else "")
     for life in going:
-        record = end(record, life, Ending("left", observe("leave", life[0], event.node, detail), event.node))
+        ending = Ending("left", observe("leave", life[0], event.node, detail), event.node)
+        if event.swept and record.stop is None:
+            killed = f"{event.reason}, and its guard kills what is left of node {event.node}"
+            ending = Ending("died", observe("dying", life[0], f"guard of {event.node}", killed), event.node)
+        record = end(record, life, ending)
     return record
 
 

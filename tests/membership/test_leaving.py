@@ -143,6 +143,24 @@ def test_the_last_word_of_an_agent_that_comes_after_its_successor_ends_nobody() 
     assert town.members == ["a-0"]
 
 
+def test_what_a_guard_says_of_its_agent_ends_all_of_the_node() -> None:
+    town = ring_of("a-0", "b-0", "b-1", "c-0")
+    arrival = next(seq for seq, event, _ in town.log if isinstance(event, AgentJoined) and event.node == "b")
+    before = len(town.worlds)
+    town.say(AgentLeft(node="b", reason="its agent (pid 7) ended", arrival=arrival - 1, swept=True))
+    town.run(1.0)
+    assert len(town.worlds) == before  # of an agent before this one
+    for name in ("b-0", "b-1"):
+        town.kill(name, silent=True)
+    town.nodes["b"] = False
+    town.say(AgentLeft(node="b", reason="its agent (pid 7) ended", arrival=arrival, swept=True))
+    assert town.until(lambda: town.members == ["a-0", "c-0"]) < SOON
+    assert len(town.worlds) == before + 1
+    assert {(e.about, e.source) for e in town.world.evidence} == {("b-0", "dying"), ("b-1", "dying")}
+    assert "its guard kills what is left of node b" in town.world.reason
+    assert town.houses[0].view.record.nodes["b"].left
+
+
 def test_all_leave_at_the_same_boundary_without_a_world_for_each() -> None:
     names = [f"{n}-0" for n in "abcdef"]
     town = ring_of(*names)

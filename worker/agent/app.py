@@ -157,6 +157,8 @@ class Agent:
             self._gossip.begin(seq)
             if context.seeds:
                 self._spawn(self._meet_seeds(self._gossip))
+        if self._forkserver.will is not None:
+            self._forkserver.will.arrived(seq)
         await bus.follow(self._on_event, job=context.job, areas=("job", "node", "worker", "world"))
         bus.registry.register(f"agent.{context.job}.{context.node}", self._entries)
         self._feed(Began(time.monotonic()))

@@ -14,6 +14,7 @@ from .app import supervise
 from .display import Display
 from .forkserver import Forkserver
 from .guard import adopt_orphans
+from .last_will import LastWill
 from .strays import strays
 from .threads import choose
 
@@ -39,7 +40,7 @@ def _run(context: AgentContext) -> int:
     display = Display()
     threads = _prepare_environment(context, display)
     adopt_orphans()
-    forkserver = Forkserver()
+    forkserver = Forkserver(LastWill.write(context.endpoint, context.job, context.node))
     # from here on it loads torch, while we connect
     forkserver.ensure_running()
     telemetry.setup("reknit-agent")

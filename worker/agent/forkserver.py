@@ -20,7 +20,8 @@ from time import monotonic, sleep
 
 from reknit.worker import child
 
-from .guard import AGENT_PID, sweep
+from .guard import AGENT_PID, AGENT_WILL, sweep
+from .last_will import LastWill
 
 _PRELOAD = "reknit.worker.agent.preload"
 
@@ -52,7 +53,13 @@ class Hand:
 class Forkserver:
     """The warm process and its guard."""
 
-    def __init__(self) -> None:
+    def __init__(self, will: LastWill | None = None) -> None:
+        """Prepare.
+
+        Args:
+            will: what the guard says if this process, the agent, ends without a word.
+        """
+        self.will = will
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD])
         self._stopped = False
@@ -70,11 +77,13 @@ class Forkserver:
 
         To be called from the agent's main thread: the guard ends with the thread that started it.
         """
-        os.environ[AGENT_PID] = str(os.getpid())
+        told = {AGENT_PID: str(os.getpid()), AGENT_WILL: self.will.text if self.will is not None else ""}
+        os.environ.update(told)
         try:
             stdlib.ensure_running()
         finally:
-            del os.environ[AGENT_PID]
+            for name in told:
+                del os.environ[name]
 
     def fork(self, order: child.Order) -> Hand:
         """Fork a worker; blocks until the forkserver has loaded everything and forked.

@@ -1,7 +1,8 @@
 """The process between agent and forkserver: whatever way the agent ends, nothing of its node stays behind.
 
 It adopts all orphans below it (PR_SET_CHILD_SUBREAPER), reaps them, and when the agent or the forkserver is gone it
-kills every descendant until none is left. It is forked before torch is loaded: a few MiB that mostly sleep.
+kills every descendant until none is left. If the agent could not say that it goes, the guard says it (`last_will`). It
+is forked before torch is loaded, and mostly sleeps.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import os
 import signal
 import time
 from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .kin import descendants
 from .procfs import table
 
+if TYPE_CHECKING:
+    from .executor import Executor
+
 AGENT_PID = "REKNIT_AGENT_PID"
 """Set by the agent for its forkserver alone: whose guard to be."""
+AGENT_WILL = "REKNIT_AGENT_WILL"
+"""The same: what to say when that agent ends without a word, see `last_will`."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PARENT_GONE = signal.SIGUSR1
@@ -35,11 +43,12 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def stand_guard(agent: int) -> None:
+def stand_guard(agent: int, will: str = "") -> None:
     """Fork: the child returns and becomes the forkserver, the parent never returns.
 
     Args:
         agent: pid of the agent, our parent.
+        will: its last will, if it has one.
     """
     with suppress(PermissionError):  # already a leader
         os.setsid()
@@ -54,10 +63,24 @@ def stand_guard(agent: int) -> None:
     try:
         # the forkserver's sockets must close when it ends, and the agent's pipes when the agent does
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        executor = _executor(agent, will) if will else None
         _watch(agent, forkserver)
         sweep()
+        if executor is not None:
+            executor.finish()
     finally:
         os._exit(0)
+
+
+def _executor(agent: int, will: str) -> Executor | None:
+    # now, not before the fork: the forkserver need not wait for the bus's modules
+    executor, last_will = (import_module(f".{name}", __package__) for name in ("executor", "last_will"))
+    if (found := last_will.found(agent, will)) is None:
+        return None
+    text, line = found
+    one: Executor = executor.Executor(text, line, agent)
+    one.start()
+    return one
 
 
 def _watch(agent: int, forkserver: int) -> None:

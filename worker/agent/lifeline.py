@@ -25,6 +25,7 @@ from typing import Any, Self
 _PAGE = mmap.PAGESIZE
 _HOLDER = 2048
 """Where in the page the holder notes its pid; a mutex takes some 40 bytes."""
+_NOTE = _HOLDER + 8
 _SHARED = _ROBUST = 1
 _PROOF_SECONDS = 1.0
 
@@ -48,6 +49,7 @@ class Lifeline:
         self._page: int = page
         self._mutex = ctypes.c_void_p(page)
         self._holder = ctypes.c_int.from_address(page + _HOLDER)
+        self._note = ctypes.c_int64.from_address(page + _NOTE)
 
     @classmethod
     def make(cls) -> Self:
@@ -88,6 +90,19 @@ class Lifeline:
     def holder(self) -> int:
         """Pid of the process that has taken the lock, 0 if none has so far."""
         return int(self._holder.value)
+
+    @property
+    def note(self) -> int:
+        """A number that the holder leaves to whoever waits; 0: none."""
+        return int(self._note.value)
+
+    @note.setter
+    def note(self, number: int) -> None:
+        self._note.value = number
+
+    def fileno(self) -> int:
+        """Descriptor of the page's memory, until `sent`."""
+        return self._fd
 
     def hold(self) -> None:
         """Take the lock for ever; from the thread whose end shall be the end of the process.

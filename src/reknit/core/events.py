@@ -268,7 +268,7 @@ class AgentJoined(Event, frozen=True, tag="node.joined"):
 
 
 class AgentLeft(Event, frozen=True, tag="node.left"):
-    """A node's agent goes, its workers ended before it."""
+    """A node's agent goes or is gone; its workers ended before it."""
 
     node: str
     reason: str = ""
@@ -276,6 +276,8 @@ class AgentLeft(Event, frozen=True, tag="node.left"):
     """Sequence of the `node.joined` that this is the end of, where somebody else says it; 0: the newest."""
     joined: int = 0
     """The same where the agent says it itself; 0: not told."""
+    swept: bool = False
+    """Its guard says it, which kills all that is left of the node."""
 
 
 class NodeHeld(Event, frozen=True, tag="node.held"):

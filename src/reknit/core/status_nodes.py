@@ -55,7 +55,7 @@ def _is_old_news(status: Status, node: Node, event: AgentLeft) -> bool:
     if not event.arrival:
         return False
     lives = any(w.node == node.node and w.state not in GONE for w in status.workers.values())
-    return lives or node.arrival not in (0, event.arrival)
+    return (lives and not event.swept) or node.arrival not in (0, event.arrival)
 
 
 def seen(status: Status, event: AnyEvent, wall: float) -> Status:
