@@ -1,71 +1,53 @@
-"""The main thread's side of a run: hands slots to the script, applies results, copies, loads and restores state.
+"""The main thread's side of a run: the loop of the script, and in it what is to be done next.
 
-One `Run` a session, made by `ring.steps(...)`. What it is told to do comes from `Exchange.take`.
+One `Run` a session, made by `ring.steps(...)`. What it is told to do comes from `Exchange.take`; `Slots` has slots
+computed, `Replica` is the state that results are applied to, `Hearing` (bus thread) what the job says.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, assert_never
 
 import torch
 
-from reknit.core.bus import Received
 from reknit.core.bus_thread import BusThread
 from reknit.core.context import WorkerContext
-from reknit.core.errors import CheckpointError, RefusedByJob, StateError, UsageError
+from reknit.core.errors import UsageError
 from reknit.core.events import (
-    ChaosAsked,
-    CheckpointCommitted,
-    CheckpointFailed,
-    CheckpointRequested,
-    CheckpointRestored,
-    JobDoubted,
-    JobFinished,
-    JobInexact,
-    JobStopAsked,
     Member,
-    ShardsPlanned,
     Terms,
-    WorkerCaughtUp,
     WorkerFinished,
     WorkerLeaving,
-    WorkerRefused,
     WorkerRegistered,
     WorldChanged,
 )
-from reknit.core.layout import Layout
-from reknit.core.manifest import list_manifests
 from reknit.core.order import Course
 
-from . import canary, numerics, restore, state
+from . import canary, numerics
 from .alarm import Alarm
 from .arrivals import Arrivals
 from .batches import Batches, Collate
 from .board import Alone, Board, OnTheLog
 from .chaos import Chaos
-from .digest import OptimizerDigest, Watch, WeightsDigest
 from .engine import Engine
 from .evaluation import Evaluations, Measure
 from .exchange import Exchange
 from .feed import Feeder
 from .flat import Flat
+from .hearing import AREAS, Hearing
 from .identity import Identity
 from .overdue import end_process
 from .overlap import Overlap
 from .ports import Outlet, Span
 from .pulse import Gauge
-from .rehearsal import gradient_digest
-from .ring.control import Plan, SlotNote
+from .replica import Replica
 from .ring.listener import Listener
-from .ring.vote import Diverged
-from .saving import Saving
+from .slots import Slots
 from .standpoint import Standpoint
 from .step import Step
 from .teaching import Teacher
@@ -73,7 +55,6 @@ from .tracked import Tracked
 from .transport.choice import Choice
 from .work import Apply, Begin, ComeBack, Compute, Copy, Done, Leave, Load, Rehearse, Restore, Result, Verify
 
-_AREAS = ("world", "shards", "checkpoint", "job")
 _BEAT = 0.25
 _HAND_OVER = 5.0
 """Seconds to send and store what was begun when the script leaves the loop early."""
@@ -100,12 +81,11 @@ class Run:
         outlet: where events go.
 
     Attributes:
-        step, slot, samples: where the script is, for failure reports; slot -1 between two micro-batches.
-        members: workers of the newest running world, in ring order.
-        members_of: generation of that world.
+        replica: the run's state as this worker has it.
+        slots: has slots computed, and knows where the script is.
+        hearing: what was heard of the job.
         current: the step that the script was given last, None before the first and after the last.
         stage: the script is `before` the loop over its micro-batches, `after` it, or at the `end`; "" before the first.
-        position, chain: committed steps in the weights, and the result chain after them.
     """
 
     def __init__(
@@ -119,13 +99,7 @@ class Run:
     ) -> None:
         self.context = context
         self.course: Course = batches.course
-        self.step = -1
-        self.slot = -1
-        self.samples: tuple[int, ...] = ()
-        self.members: tuple[str, ...] = ()
-        self.members_of = 0
         self.stage = ""
-        self.position = self.chain = 0
         self.current: Step | None = None
         self._tracked = tracked
         self._batches = batches
@@ -135,7 +109,6 @@ class Run:
         self._alarm = Alarm(context.worker, context.run, outlet.post)
         self._done = 0
         self._over = False
-        self._learned_at: float | None = None
         self._canary = canary.sing() if bus else ""
         tracked.prime()
         self._flat = Flat(tracked, cached=self.course.slots + 8)
@@ -152,29 +125,36 @@ class Run:
             context.worker, context.incarnation, self._sums.shape, self._used_slots, self.course.steps
         )
         self.shared.weights.verify = context.verify_weights
-        names = [name for name, _ in tracked.buffers()]
         self._arrivals = Arrivals(
             self._flat,
             self.shared,
             Overlap(context.overlap if bus and self._sums.bounds is None else "off"),
             lambda text: print(f"reknit: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the worker's log
         )
-        self._weights = WeightsDigest(tracked.parameters(), names, lambda: self._flat.committed)
-        self._optimizers = OptimizerDigest(tracked)
-        self._watch = Watch(self._weights)
         self._chaos = Chaos(context.worker, tracked, allowed=context.chaos)
-        self.shared.samples = lambda step, slot: tuple(self.course.slot_samples(step, slot).tolist())
-        self._saving = Saving(
-            context.worker,
+        self.replica = Replica(
+            context,
+            self.course,
             tracked,
             self.shared,
-            job=context.job,
-            directory=context.checkpoint_dir,
-            post=outlet.post,
-            digests=(self._weights, self._optimizers) if context.verify_weights else None,
+            flat=self._flat,
+            sums=self._sums,
+            chaos=self._chaos,
+            outlet=outlet,
         )
+        self.slots = Slots(
+            context,
+            batches,
+            self.shared,
+            flat=self._flat,
+            arrivals=self._arrivals,
+            watch=self.replica.watch,
+            chaos=self._chaos,
+            outlet=outlet,
+        )
+        self.shared.samples = lambda step, slot: tuple(self.course.slot_samples(step, slot).tolist())
         self._feeder = Feeder(self.shared)
-        self._teacher = Teacher(self.shared, self._saving.ready)
+        self._teacher = Teacher(self.shared, self.replica.saving.ready)
         self._listener = (
             Listener(context.job, context.worker, context.secret, context.host, self._arrived, lanes=context.lanes)
             if bus
@@ -199,8 +179,9 @@ class Run:
             run_is=Standpoint(self),
             board=self._board,
         )
-        self._engine.caller.fresh_digest = state.digest(tracked) or 1
-        self._engine.caller.restorable = self._restorable()
+        self._engine.caller.fresh_digest = self.replica.digest() or 1
+        self._engine.caller.restorable = self.replica.origin.restorable()
+        self.hearing = Hearing(context, self.shared, self._engine, self.replica.saving, self._chaos)
 
     def start(self) -> None:
         """Start the engine, and register with the job (or be a world of one)."""
@@ -208,12 +189,12 @@ class Run:
         if self._bus is None:
             self._engine.on_world(_alone(self.context))
             return
-        self._bus.follow(self._hear, job=self.context.job, areas=_AREAS, from_seq=0)
+        self._bus.follow(self.hearing.hear, job=self.context.job, areas=AREAS, from_seq=0)
         self._bus.every(_BEAT, self._beat)
         self._register(self.shared.incarnation, -1)
         last = self._bus.call(lambda bus: bus.last_world(self.context.job))
         if last is not None:  # the run goes on: we are a candidate
-            self._hear(last)
+            self.hearing.hear(last)
 
     def close(self, *, failed: bool) -> None:
         """End all threads and sockets; a checkpoint that is being written is finished unless the script failed."""
@@ -224,7 +205,7 @@ class Run:
         self._teacher.close()
         if self._listener is not None:
             self._listener.close()
-        self._saving.close(0.0 if failed else _WRITING)
+        self.replica.saving.close(0.0 if failed else _WRITING)
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -234,10 +215,11 @@ class Run:
         entered = self._take(None)
         if not isinstance(entered, Begin):
             raise AssertionError(f"a run begins with {entered}")  # noqa: TRY004 - a bug here, not a wrong argument
-        self.step = entered.step
-        while self.step < shared.total:
-            self._begin(self.step)
-            step = self.current = Step(self, self.step)
+        slots = self.slots
+        slots.step = entered.step
+        while slots.step < shared.total:
+            self.replica.begin(slots.step)
+            step = self.current = Step(self, slots.step)
             self.stage = "before"
             yield step
             if not step.complete:
@@ -245,7 +227,7 @@ class Run:
                     f"the loop over the micro-batches of step {step.index} was left early",
                     hint="iterate `for batch in step:` to its end before the optimizer's step",
                 )
-            self.step = step.index + 1
+            slots.step = step.index + 1
         self.current = None
         self._finish()
         self.stage = "end"
@@ -256,8 +238,8 @@ class Run:
             match self._take(step):
                 case Compute(number, slot, orphan):
                     began = time.monotonic()
-                    yield self._begin_slot(step, number, slot)
-                    self._end_slot(step, number, slot)
+                    yield self.slots.begin(step, number, slot)
+                    self.slots.end(step, number, slot)
                     seconds = time.monotonic() - began
                     self._gauge.slot_took(seconds)
                     if orphan:
@@ -265,9 +247,8 @@ class Run:
                             Span("step.recompute", seconds, seconds, self._engine.trace, {"step": number, "slot": slot})
                         )
                 case Rehearse(number, slot):
-                    self._flat.begin_slot()
-                    yield self._hand_out(step, number, slot)
-                    self._end_rehearsal(step, number)
+                    yield self.slots.rehearse(step, number, slot)
+                    self.slots.end_rehearsal(step, number)
                 case Apply(number, result):
                     self._apply(step, number, result)
                 case Begin(number):
@@ -277,78 +258,14 @@ class Run:
                 case never:
                     assert_never(never)
 
-    def _begin_slot(self, step: Step, number: int, slot: int) -> Any:
-        self._flat.begin_slot()
-        if self.shared.weights.verify:
-            self._watch.begin(number, self.shared.weights.witnesses)
-        self._chaos.at(number)
-        batch = self._hand_out(step, number, slot)
-        self._arrivals.begin(number, slot, full=len(self.samples) == self.course.micro_batch)
-        return batch
-
-    def _hand_out(self, step: Step, number: int, slot: int) -> Any:
-        self.step, self.slot, self.samples = number, slot, self._batches.samples(number, slot)
-        batch = self._batches.fetch(number, slot)
-        step.begin_slot()
-        return batch
-
-    def _end_slot(self, step: Step, number: int, slot: int) -> None:
-        count = len(self.samples)
-        loss, metrics = step.end_slot()
-        self._flat.check_unchanged()
-        begun, copied = self._arrivals.end()
-        buffer = self.shared.pool.take() if begun is None else begun
-        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count, copied=copied)
-        bad = self.samples if loss is not None and not math.isfinite(loss) else ()
-        sums = {name: (value * count, float(count)) for name, value in metrics.items()}
-        proof = gradient_digest(self._flat.shape, buffer) if slot == self.shared.proof_slot(number) else 0
-        note = SlotNote(slot, sums, bad, proof)
-        self.shared.put(number, slot, buffer, note if sums or bad or proof else None)
-        self._arrivals.handed_in()
-        self.slot, self.samples = -1, ()
-
-    def _end_rehearsal(self, step: Step, number: int) -> None:
-        """A slot that another worker had was computed, to compare; nothing of it is used."""
-        count = len(self.samples)
-        loss, _ = step.end_slot()
-        buffer = self.shared.pool.take()
-        self._flat.collect(buffer, weight=count / self.course.micro_batch, loss=loss, samples=count)
-        outcome = self.shared.rehearsed(gradient_digest(self._flat.shape, buffer))
-        self.shared.pool.give(buffer)
-        self.slot, self.samples = -1, ()
-        if outcome in ("unsteady", "other"):
-            self._tell_rehearsal(self.shared.rehearsal.words(number, outcome), refused=outcome == "other")
-
-    def _tell_rehearsal(self, what: str, *, refused: bool) -> None:
-        shared, context = self.shared, self.context
-        if refused:
-            why = f"this worker computes other bits than the job's: {what}"
-            self._outlet.post(WorkerRefused(worker=shared.worker, incarnation=shared.incarnation, reason=why))
-            raise RefusedByJob(why)
-        self._outlet.post(
-            JobInexact(
-                run=context.run,
-                worker=shared.worker,
-                incarnation=shared.incarnation,
-                node=context.node,
-                difference=what,
-            )
-        )
-
     def _apply(self, step: Step, number: int, result: Result) -> None:
         first, end = self.course.span(number)
-        self._saving.wait()
-        self._chaos.before_apply(number, result.buffer[: self._flat.shape.sections[0].gradients or None])
-        summary = self._flat.apply(result.buffer, samples=end - first, micro_batch=self.course.micro_batch)
-        self._sums.applied(result.buffer)
+        summary = self.replica.apply(number, result)
         self._batches.settle(number)
-        self._saving.compared(number, result.of.settled.weights, result.of.settled.state)
-        self._saving.agreed(result.of)
         self._arrivals.completed(number, result.of.generation)
         self._gauge.committed(end - first, summary.loss)
         self._alarm.committed(result.of, summary.loss)
-        self._done = self.position = number + 1
-        self.chain = result.of.chain
+        self._done = number + 1
         self.stage = "after"
         step.loss = summary.loss
         step.metrics = dict(result.of.settled.metrics)
@@ -367,81 +284,37 @@ class Run:
                     raise Left(reason)
                 case ComeBack():
                     if shared.whole:
-                        self._learned_at = time.monotonic()
+                        self.replica.left_behind()
                     self._engine.come_back()
                 case Restore():
-                    self._restore()
+                    self.replica.restore()
                 case Load(copy):
-                    self._saving.wait()
-                    state.load(self._tracked, Layout.decode(copy.layout), copy.memory)
-                    self._flat.commit_buffers()
-                    self._watch.forget()
-                    self._saving.forget()
-                    self._engine.ledger.take_over(copy.ledger)
-                    self._learned_at = time.monotonic()
-                    self.position, self.chain = copy.step, copy.chain
-                    shared.loaded(copy.step)
+                    self.replica.load(copy, self._engine.ledger)
                     if step is not None:
-                        self._begin(copy.step)
+                        self.replica.begin(copy.step)
                     return Begin(copy.step)
                 case Copy(number):
-                    self._flat.restore_buffers()
-                    self._saving.copy_for_learners(
-                        number, self._chain_before(number), shared.generation, self._engine.ledger.export()
-                    )
+                    self.replica.copy_for_learners(number, self._engine.ledger)
                 case Verify(number):
-                    self._verify(number)
+                    self.replica.verify(number)
                 case Compute() | Rehearse() | Apply() | Begin() | Done() as work:
                     return work
                 case never:
                     assert_never(never)
 
-    def _verify(self, step: int) -> None:
-        """Take the digest of the weights that a step was computed with; after the last step, of all the state."""
-        digest = self._weights.take()
-        wanted = step in (self.shared.total, self._saving.taken_at)
-        self.shared.verified(
-            step,
-            digest,
-            before=self._watch.changed(step, digest),
-            state=self._optimizers.take() if wanted else 0,
-        )
-
-    def _chain_before(self, step: int) -> int:
-        with self.shared.cv:
-            before = self.shared.results.get(step - 1)
-            return before.of.chain if before is not None else self.shared.chain
-
-    def _begin(self, step: int) -> None:
-        shared = self.shared
-        self._flat.commit_buffers()  # the script may have changed some since the last step: an average's counter, say
-        self._saving.begin(step)
-        shared.begin(step)
-        if self._learned_at is not None and step >= shared.step:
-            seconds, self._learned_at = time.monotonic() - self._learned_at, None
-            self._outlet.post(
-                WorkerCaughtUp(
-                    worker=shared.worker,
-                    incarnation=shared.incarnation,
-                    generation=max(shared.generation, shared.world.generation if shared.world else 0),
-                    step=step,
-                    seconds=seconds,
-                )
-            )
-
     def _finish(self) -> None:
         """After the last step: serve learners until everybody has the last result, then say so."""
         shared = self.shared
         stopped = shared.total < self.course.steps
-        self._begin(self.step)
+        self.replica.begin(self.slots.step)
         shared.enter("finish")
         while not isinstance(work := self._take(None), Done):
             if not isinstance(work, Begin):  # left out and taken in again meanwhile: the state received is the last
                 raise AssertionError(f"{work} after the last step")  # noqa: TRY004 - a bug here
-            self._begin(work.step)
-        self._saving.wait()
-        self._saving.compared(shared.total, shared.weights.of(shared.total), shared.weights.state)
-        self._saving.close(_WRITING)
+            self.replica.begin(work.step)
+        self.replica.saving.wait()
+        self.replica.saving.compared(shared.total, shared.weights.of(shared.total), shared.weights.state)
+        self.replica.saving.close(_WRITING)
         self._say_finished(shared.total)
         if stopped:
             raise Left("the run was stopped")
@@ -460,7 +333,7 @@ class Run:
                 incarnation=shared.incarnation,
                 generation=shared.generation,
                 step=step,
-                state_hash=f"{state.digest(self._tracked):016x}",
+                state_hash=f"{self.replica.digest():016x}",
             )
         )
 
@@ -471,7 +344,7 @@ class Run:
         try:
             return self.evaluations.evaluate(dataset, measure, micro_batch=micro_batch, name=name, collate=collate)
         finally:
-            self.samples = ()
+            self.slots.samples = ()
             self.shared.enter("finish" if self.stage == "end" else "user")
 
     def hangs(self, why: str) -> None:
@@ -483,7 +356,7 @@ class Run:
                 self.context.job,
                 worker=shared.worker,
                 incarnation=shared.incarnation,
-                step=self.step,
+                step=self.slots.step,
                 why=why,
             )
 
@@ -570,99 +443,9 @@ class Run:
             )
         )
 
-    def _hear(self, received: Received) -> None:
-        event, engine, shared = received.event, self._engine, self.shared
-        match event:
-            case WorldChanged():
-                if event.status == "running":
-                    self.members, self.members_of = tuple(m.worker for m in event.members), event.generation
-                engine.on_world(event, received.trace)
-            case ShardsPlanned():
-                engine.on_plan(Plan(event.generation, event.version, event.ranges))
-            case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
-                self._saving.hear(event)
-                if isinstance(event, CheckpointRequested) and not event.reassigned and engine.stopping:
-                    engine.checkpoint_asked()
-            case JobStopAsked():
-                # of this run: only what is said from our start on is heard
-                engine.stop(awaits_checkpoint=bool(self.context.checkpoint_dir) and not event.at_once)
-            case WorkerRefused():
-                if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
-                    shared.fail(RefusedByJob(event.reason))
-            case ChaosAsked():
-                self._chaos.hear(event)
-            case JobDoubted():
-                self._doubted(event)
-            case JobFinished() if event.run == self.context.run and event.outcome != "completed":
-                with shared.cv:
-                    shared.left = shared.left or f"the run is over: {event.outcome}"
-                    shared.cv.notify_all()
-            case _:
-                pass
-
-    def _doubted(self, event: JobDoubted) -> None:
-        """Somebody holds other weights for a step that a sole worker committed: whoever has that step gives up."""
-        shared = self.shared
-        if event.run == self.context.run and event.worker != self.context.worker and shared.step > event.step:
-            hint = "nothing tells which of two is right: the run goes back to its last checkpoint"
-            shared.fail(Diverged(f"{event.worker} says: {event.reason}", hint=hint))
-
     def _beat(self) -> None:
         if self._bus is not None:
             self._bus.beat(self.context.job, self._gauge.pulse(self.shared, self.course))
-
-    # ------------------------------------------------------------------------------------------- restore
-
-    def _restorable(self) -> int:
-        """Steps in the newest checkpoint of this run (to resume: of the job) that this worker can see, or -1."""
-        context = self.context
-        if not context.checkpoint_dir:
-            return -1
-        run = "" if context.resume else context.run
-        for listed in list_manifests(Path(context.checkpoint_dir), context.job):
-            if not listed.foreign and listed.manifest is not None and (not run or listed.manifest.run == run):
-                return listed.manifest.step
-        return -1
-
-    def _restore(self) -> None:
-        """Nobody has the run's state: take the newest checkpoint that verifies, or what this worker was built with."""
-        context, shared = self.context, self.shared
-        found: restore.Restored | None = None
-        skipped: tuple[str, ...] = ()
-        if context.checkpoint_dir:
-            run = "" if context.resume else context.run
-            found, skipped = restore.newest_state(Path(context.checkpoint_dir), context.job, run=run)
-        if found is None and (self.position > 0 or shared.weights.spoilt):
-            raise StateError(
-                "nobody has the state of the run any more, and this worker's weights are not those that it began with",
-                hint="it is started anew, and the run begins again; take checkpoints to lose less",
-            )
-        step = chain = 0
-        if found is not None:
-            manifest = found.manifest
-            if manifest.seed != self.course.seed or manifest.step > self.course.steps:
-                raise CheckpointError(
-                    f"checkpoint {manifest.checkpoint} is of another course: seed {manifest.seed}, "
-                    f"step {manifest.step}; here seed {self.course.seed}, {self.course.steps} steps",
-                    hint="resume with the script and flags of the run that wrote it",
-                )
-            state.load(self._tracked, found.layout, found.memory)
-            self._flat.commit_buffers()
-            step, chain = manifest.step, manifest.chain
-        if found is not None or shared.generation > 1:
-            self._outlet.post(
-                CheckpointRestored(
-                    run=context.run,
-                    checkpoint=found.manifest.checkpoint if found is not None else "",
-                    step=step,
-                    worker=context.worker,
-                    generation=shared.generation,
-                    chain=chain,
-                    skipped=skipped,
-                )
-            )
-        self.position, self.chain = step, chain
-        shared.restored(step, chain)
 
 
 def drain_soon(run: Run, reason: str) -> None:

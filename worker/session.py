@@ -248,7 +248,7 @@ class Session:
         """Workers of the newest running world, in ring order."""
         if self.running is None:
             return ()
-        return self.running.members if self._bus is not None else (self.context.worker,)
+        return self.running.hearing.members if self._bus is not None else (self.context.worker,)
 
     @property
     def incarnation(self) -> int:
@@ -258,17 +258,17 @@ class Session:
     @property
     def step(self) -> int:
         """Step that the script is at, -1 before the first."""
-        return self.running.step if self.running is not None else -1
+        return self.running.slots.step if self.running is not None else -1
 
     @property
     def slot(self) -> int:
         """Slot that is being computed, -1 between two."""
-        return self.running.slot if self.running is not None else -1
+        return self.running.slots.slot if self.running is not None else -1
 
     @property
     def samples(self) -> tuple[int, ...]:
         """Sample ids of the slot that is being computed."""
-        return self.running.samples if self.running is not None else ()
+        return self.running.slots.samples if self.running is not None else ()
 
     def track(self, **objects: Any) -> None:
         """See `Ring.track`."""

@@ -25,9 +25,9 @@ class Standpoint:
             UsageError: the first step was not begun, or a micro-batch is being computed.
         """
         run = self._run
-        if run.slot >= 0:
+        if run.slots.slot >= 0:
             raise UsageError(
-                f"ring.evaluate was called inside the loop over the micro-batches of step {run.step}",
+                f"ring.evaluate was called inside the loop over the micro-batches of step {run.slots.step}",
                 hint="workers have different numbers of micro-batches: call it between two steps, or after the last",
             )
         if run.stage == "":
@@ -35,12 +35,12 @@ class Standpoint:
                 "ring.evaluate was called before the first step",
                 hint="call it in the loop over the steps, or after it: before it a joiner has other weights",
             )
-        return Place(run.stage, run.shared.total if run.stage == "end" else run.position, run.chain)
+        return Place(run.stage, run.shared.total if run.stage == "end" else run.replica.position, run.replica.chain)
 
     def world(self) -> tuple[int, tuple[str, ...]]:
         """Generation, and members in ring order, of the newest world heard; alone there is none."""
         run = self._run
-        return run.members_of, run.members or (run.context.worker,)
+        return run.hearing.members_of, run.hearing.members or (run.context.worker,)
 
     def check(self) -> None:
         """Raise what ends the script, if it is to end."""
@@ -49,7 +49,7 @@ class Standpoint:
     def measuring(self, samples: tuple[int, ...]) -> None:
         """A micro-batch of these samples is measured now: what heartbeats and failure reports say."""
         self.check()
-        self._run.samples = samples
+        self._run.slots.samples = samples
         self._run.shared.enter("evaluate")
 
     def hangs(self, why: str) -> None:
