@@ -25,7 +25,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "join": ("join.py", "--joins", "3"),
     "membership_sim": ("membership_sim.py", "--quick"),
     "rebuild": ("rebuild.py", "--workers", "2,8", "--rounds", "3"),
-    "membership": ("membership_events.py", "--kill-worker", "9", "--kill-agent", "6", "--kill-node", "3", "--silence", "1", "--ten", "2"),
+    "membership": (
+        "membership_events.py",
+        *("--kill-worker", "9", "--kill-agent", "6", "--kill-node", "3", "--silence", "1", "--ten", "2"),
+    ),
     "heartbeats": ("heartbeats.py", "--workers", "1000", "--events", "10", "--seconds", "10"),
     "allreduce": ("allreduce.py", "--workers", "2,4", "--rounds", "3"),
     "overlap": ("overlap.py", "--workers", "2", "--rounds", "2"),

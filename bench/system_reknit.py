@@ -19,6 +19,7 @@ from steplog import mended_at
 
 from reknit.core.bus import Received
 from reknit.core.events import (
+    AgentLeft,
     DrainAsked,
     RingBroken,
     RingLinked,
@@ -126,7 +127,7 @@ def stages(log: Sequence[Received], at: float) -> dict[str, float]:
     for received in (r for r in log if r.time > at):
         event, seconds = received.event, round(received.time - at, 4)
         match event:
-            case RingBroken() | WorkerDying() | WorkerExited() | WorkerUnreachable() | WorkerStuck():
+            case RingBroken() | WorkerDying() | WorkerExited() | WorkerUnreachable() | WorkerStuck() | AgentLeft():
                 found.setdefault("evidence", seconds)
             case WorldChanged() if event.removed and "world" not in found:
                 found["world"], generation = seconds, event.generation
