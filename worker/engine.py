@@ -507,6 +507,7 @@ class Engine:
                 peer=peer,
                 side="previous" if broken.side == "previous" else "next",
                 error=broken.reason,
+                unmade=broken.unmade,
             )
         )
 

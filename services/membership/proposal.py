@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from reknit.core.events import Evidence, Member, TargetsSet, WorldChanged
 
-from . import topology, words
+from . import split, topology, words
 from .candidates import at_the_door, is_suspect, joiners, joins_due, learning, outside, welcome
 from .cut import gone_due, relink_due, removable
 from .evidence import observe
 from .formation import booting, enough, may_begin, members_without, status_of, targets
 from .planned import hindrance
-from .ring_order import first_order, route_round
+from .ring_order import first_order, order_without, route_round
 from .verdict import Verdict
 from .view import Record, View, Worker
 
@@ -90,14 +90,41 @@ def _next(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
         members = members_without(record, verdict.gone, joiners=coming)
     clauses = words.why_gone(record, verdict)
     evidence: list[Evidence] = []
+    apart: frozenset[str] = frozenset()
     if relink and not clauses:
         clauses.append(words.why_relinked(record))
         evidence = [observe("ring", b.peer, b.worker, b.error) for b in record.breaks]
-        members, rerouted = route_round(members, links_with_this_break(record))
-        clauses += [rerouted] if rerouted else []
+        apart = _apart(record)
+        if apart:
+            members = members_without(record, verdict.gone | apart, joiners=coming)
+            linkage = record.linkage.after(record.members, record.breaks)
+            evidence = [*split.why(sorted(apart), {m.worker for m in members}, linkage)]
+        members, rerouted = _rerouted(record, members)
+        clauses += [words.why_apart(sorted(apart))] if apart else [rerouted] if rerouted else []
     clauses += words.why_promoted(record.members, members) + words.why_joined(coming, members)
     clauses += words.who_learns(learners) + words.who_is_kept_out(shut)
-    return _world(view, verdict, members, clauses, evidence=evidence)
+    return _world(view, verdict, members, clauses, evidence=evidence, apart=tuple(sorted(apart)))
+
+
+def _apart(record: Record) -> frozenset[str]:
+    """Members that are put out because no ring with them can be linked; nobody, if the others could not go on."""
+    linkage = record.linkage.after(record.members, record.breaks)
+    stay = split.kept(record.members, linkage, record.relinks, record.workers)
+    if len(stay) == len(record.members) or status_of(record, stay)[0] == "paused":
+        return frozenset()
+    return frozenset(m.worker for m in record.members) - {m.worker for m in stay}
+
+
+def _rerouted(record: Record, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], str]:
+    """Order the ring round what cannot be linked, else round what broke repeatedly; and say so."""
+    linkage, counts = record.linkage.after(record.members, record.breaks), links_with_this_break(record)
+    inside = {m.worker for m in members}
+    unmade = [link for link in sorted(linkage.unmade) if inside.issuperset(link)]
+    order = order_without(members, linkage.unmade, counts) if unmade else None
+    if order is None:
+        return route_round(members, counts)
+    named = words.names([f"{a}→{b}" for a, b in unmade])
+    return order, f"{named} cannot be linked: another order is tried" if order != members else ""
 
 
 def links_with_this_break(record: Record) -> dict[tuple[str, str], int]:
@@ -166,6 +193,7 @@ def _world(
     *,
     evidence: Sequence[Evidence] = (),
     paused: bool = False,
+    apart: tuple[str, ...] = (),
 ) -> WorldChanged:
     """Make the event; `clauses` say what happened, the outlook is added."""
     record = view.record
@@ -191,4 +219,5 @@ def _world(
         leaving=tuple(m.worker for m in members if record.is_leaving(m)),
         restarts=record.restarts,
         planned=hindrance(record, verdict, status) is None,
+        apart=apart,
     )

@@ -34,6 +34,7 @@ from reknit.core.events import (
 from . import damping, hosts, lives
 from .damping import Damper
 from .evidence import observe
+from .linkage import Linkage
 from .lives import end, put
 from .view import Ending, Life, Node, Record
 
@@ -167,14 +168,20 @@ def _broken(record: Record, event: RingBroken, _seq: int) -> Record:
 
 
 def _recovered(record: Record, event: RingRecovered, _seq: int) -> Record:
-    return dataclasses.replace(record, relinks=0) if event.generation == record.generation else record
+    return _goes_on(record) if event.generation == record.generation else record
 
 
 def _committed(record: Record, event: StepsCommitted, _seq: int) -> Record:
     if event.run != record.run:
         return record
-    relinks = 0 if event.generation == record.generation else record.relinks
-    return dataclasses.replace(record, began=True, committed=max(record.committed, event.last + 1), relinks=relinks)
+    if event.generation == record.generation:
+        record = _goes_on(record)
+    return dataclasses.replace(record, began=True, committed=max(record.committed, event.last + 1))
+
+
+def _goes_on(record: Record) -> Record:
+    """A step came round: the ring of the present world is whole."""
+    return dataclasses.replace(record, relinks=0, linkage=Linkage())
 
 
 def _restored(record: Record, event: CheckpointRestored, _seq: int) -> Record:
@@ -226,11 +233,16 @@ def _count_break(record: Record, event: WorldChanged) -> Record:
     """Count a relink of unchanged members, and the link that made it necessary."""
     same = record.lives == {(m.worker, m.incarnation) for m in event.members}
     if not same or not record.breaks:
-        return dataclasses.replace(record, relinks=0)
+        return _goes_on(record)
     first = record.breaks[0]
     low, high = sorted((first.worker, first.peer))
     count = record.links.get((low, high), 0) + 1
-    return dataclasses.replace(record, relinks=record.relinks + 1, links=put(record.links, (low, high), count))
+    return dataclasses.replace(
+        record,
+        relinks=record.relinks + 1,
+        links=put(record.links, (low, high), count),
+        linkage=record.linkage.after(record.members, record.breaks),
+    )
 
 
 _FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {

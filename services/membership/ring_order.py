@@ -8,7 +8,8 @@ spares on its way round.
 
 A link that breaks again and again while both its ends live is routed round: an order is sought in which the two are
 not neighbours. Where there is none, the links are chosen that broke least often: what broke long ago may be whole
-again. Where that changes nothing the ring is turned round, so that the other end dials.
+again. Where that changes nothing the ring is turned round, so that the other end dials. A link that cannot even be made
+is avoided from the first time on (`order_without`); if no order avoids those, `split` says who goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from reknit.core.events import Member
 
+from .linkage import Link
 from .topology import Topology, natural
 from .view import Worker
 
@@ -122,6 +124,62 @@ def route_round(members: Sequence[Member], links: Mapping[Pair, int]) -> tuple[t
     actives = [m for m in members if m.role == "active"]
     spares = [m for m in members if m.role == "spare"]
     return (*reversed(actives), *reversed(spares)), f"{named} broke repeatedly: the ring is turned round"
+
+
+def order_without(
+    members: Sequence[Member], unmade: Collection[Link], links: Mapping[Pair, int] | None = None
+) -> tuple[Member, ...] | None:
+    """Return an order of the ring in which no link is one that cannot be made; None if none is found.
+
+    Sought first is one that avoids what broke repeatedly too, then one that avoids these links both ways. The search is
+    complete for some ten members; for more it ends after a bounded number of places that were tried.
+
+    Args:
+        members: in ring order.
+        unmade: links that cannot be made, each as who dials and whom.
+        links: how often each link broke while both its ends lived.
+    """
+    never = frozenset(unmade)
+    both_ways = never | {(b, a) for a, b in never}
+    broken = {pair for pair, count in (links or {}).items() if count >= REROUTE_AFTER}
+    doubtful = both_ways | broken | {(b, a) for a, b in broken}
+    orders = (_order_without(members, avoided) for avoided in dict.fromkeys((doubtful, both_ways, never)))
+    return next((order for order in orders if order is not None), None)
+
+
+def _order_without(members: Sequence[Member], never: Collection[Link]) -> tuple[Member, ...] | None:
+    """Search from place to place, whoever stood next first; actives before spares."""
+    if len(members) < 2:
+        return tuple(members)
+    actives = [m for m in members if m.role == "active"]
+    spares = [m for m in members if m.role == "spare"]
+    place = {m.worker: i for i, m in enumerate(members)}
+    left = _TRIED
+
+    def choices(at: Member, taken: Collection[str]) -> list[Member]:
+        """Who may follow, the best one last: spares only behind all actives."""
+        rest = [m for m in actives if m.worker not in taken] or [m for m in spares if m.worker not in taken]
+        fit = [m for m in rest if (at.worker, m.worker) not in never]
+        return sorted(fit, key=lambda m: (place[m.worker] - place[at.worker]) % len(members), reverse=True)
+
+    # a ring of one role may begin anywhere; with spares, they must fit behind the last active and before the first
+    firsts = actives if actives and spares else (actives or spares)[:1]
+    for first in firsts:
+        order, taken = [first], {first.worker}
+        stack = [choices(first, taken)]
+        while stack and left:
+            left -= 1
+            if len(order) == len(members) and (order[-1].worker, first.worker) not in never:
+                return tuple(order)
+            if stack[-1]:
+                member = stack[-1].pop()
+                order.append(member)
+                taken.add(member.worker)
+                stack.append(choices(member, taken))
+            else:
+                stack.pop()
+                taken.discard(order.pop().worker)
+    return None
 
 
 def neighbours(members: Sequence[Member]) -> set[Pair]:

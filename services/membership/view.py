@@ -25,6 +25,7 @@ from reknit.core.events import (
 )
 
 from .damping import Damper
+from .linkage import Linkage
 from .phi import Window
 
 Life = tuple[str, int]
@@ -177,6 +178,8 @@ class Record:
     """Stream sequence of the job's newest `world.targets`, what the next one is compared with."""
     relinks: int = 0
     """Generations of unchanged members in a row, without a step committed between."""
+    linkage: Linkage = dataclasses.field(default_factory=Linkage)
+    """What they have told of the links between the members."""
     committed: int = 0
     """Steps committed, the restored ones included."""
     base: int = 0

@@ -133,6 +133,15 @@ def why_relinked(record: Record) -> str:
     return f"the link {first.worker}–{first.peer} broke ({first.worker} lost its {first.side}{error}), all live"
 
 
+def why_apart(out: Sequence[str]) -> str:
+    """Say who is put out because the ring is split."""
+    one = len(out) == 1
+    return (
+        f"no order of the ring avoids the links that cannot be made: {names(out)} {'is' if one else 'are'} put out "
+        f"until {'it reaches' if one else 'they reach'} the others again"
+    )
+
+
 def outlook(members: Sequence[Member], status: str, *, goes_on: bool) -> str:
     """Say how it goes on."""
     one, crew = len(members) == 1, headcount(members)

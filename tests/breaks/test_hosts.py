@@ -15,14 +15,14 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from support.agents import until
 from support.breaks import record
 from support.stages import Stage
-from support.trainings import Training
+from support.trainings import MEND, Training
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -152,27 +152,38 @@ def test_of_two_halves_only_that_with_the_log_goes_on(run: Training) -> None:
 
 
 @pytest.mark.slow
-def test_two_halves_that_both_reach_the_log_commit_nothing_twice(run: Training) -> None:
-    """No ring order avoids this split: nobody is evicted, nothing is committed, and all go on when it is over."""
+def test_of_two_halves_that_both_reach_the_log_one_goes_on(run: Training) -> None:
+    """No ring order avoids this split: after some tries two are put out, and come back when it is over."""
+    pids = {w: run.worker(w) for w in run.everybody}
+    halves = [{f"{n}-0" for n in part} for part in (run.nodes[:2], run.nodes[2:])]
     pairs = [(run.host(a), run.host(b)) for a in run.nodes[:2] for b in run.nodes[2:]]
-    with nobody_is_evicted(run) as at:
-        try:
-            for a, b in pairs:
-                run.hosts.cut(a, b)
-            run.event("world.changed", at)
-            newest = max(s.step for s in run.steps())
-            worlds = len(run.events("world.changed"))
-            deadline = run.now() + 60.0
-            while len(run.events("world.changed")) < worlds + 3:
-                assert run.now() < deadline
-                time.sleep(0.1)
-            assert max(s.step for s in run.steps()) <= newest + 1
-        finally:
-            for a, b in pairs:
-                run.hosts.heal(a, b)
-        healed = run.now()
-        run.whole(healed)
-        record("split of the ring alone, after it is over", run.now() - healed, level="hosts")
+    at = run.now()
+    try:
+        for a, b in pairs:
+            run.hosts.cut(a, b)
+        until(lambda: run.evicted(at), "somebody is put out", MEND)
+        out = run.evicted(at)
+        assert out in halves
+        stay = run.everybody - out
+        record("split of the ring alone: one half goes on", run.mended(at, stay), level="hosts")
+        world = next(e for e in run.events("world.changed", at) if e["removed"])
+        assert set(world["apart"]) == out
+        assert "no order of the ring avoids the links that cannot be made" in world["reason"]
+        for worker in out:
+            run.event("monitor.alert", at, alert="ring-split", subject=worker, state="raised")
+        run.goes_on(stay, 50)
+        assert set(run.ring()) == stay
+        away = [s for s in run.steps() if s.worker in out and s.generation >= world["generation"]]
+        assert away == [], "both halves commit steps"
+    finally:
+        for a, b in pairs:
+            run.hosts.heal(a, b)
+    healed = run.now()
+    run.whole(healed)
+    record("split of the ring alone, after it is over", run.now() - healed, level="hosts")
+    assert {w: run.worker(w) for w in run.everybody} == pids, "a process was started anew"
+    for worker in out:
+        run.event("monitor.alert", at, alert="ring-split", subject=worker, state="cleared")
 
 
 # -------------------------------------------------------------------------------------------------- frozen, killed

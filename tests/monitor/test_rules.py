@@ -109,6 +109,18 @@ def test_one_that_dies_while_it_learns_is_no_late_learner() -> None:
     assert not [a for a in job.told() if a[0] == "not-caught-up"]
 
 
+def test_who_is_put_out_because_the_ring_is_split_is_told_until_it_is_back() -> None:
+    job = Watched("w1-0", "w2-0", "w3-0", "w4-0")
+    job.beat(5)
+    reason = "no order of the ring avoids the links that cannot be made: w3-0 and w4-0 are put out"
+    job.change("w1-0", "w2-0", removed=("w3-0", "w4-0"), apart=("w3-0", "w4-0"), reason=reason)
+    assert {a[1] for a in job.told("warning") if a[0] == "ring-split"} == {"w3-0", "w4-0"}
+    assert reason in job.alert("ring-split").reason
+    job.beat(5)
+    job.change("w1-0", "w2-0", "w3-0", "w4-0", added=("w3-0", "w4-0"))
+    assert {a[1] for a in job.told() if a[0] == "ring-split" and a[2] == "cleared"} == {"w3-0", "w4-0"}
+
+
 def test_a_worker_that_leaves_politely_is_not_lost() -> None:
     job = Watched("w1-0", "w2-0")
     job.beat(5)

@@ -255,7 +255,9 @@ class Townsfolk:
             )
         )
 
-    def broken(self, worker: str, peer: str, generation: int | None = None, error: str = "reset") -> None:
+    def broken(
+        self, worker: str, peer: str, generation: int | None = None, error: str = "reset", *, unmade: bool = False
+    ) -> None:
         self.say(
             RingBroken(
                 worker=worker,
@@ -265,6 +267,7 @@ class Townsfolk:
                 peer=peer,
                 side="next",
                 error=error,
+                unmade=unmade,
             )
         )
 

@@ -41,13 +41,15 @@ class LinkBroken(ReknitError):
     Attributes:
         side: "previous" or "next".
         orderly: the peer said BYE before it closed.
+        unmade: there was no connection yet, and there is none to be had.
     """
 
-    def __init__(self, side: str, reason: str, *, orderly: bool = False) -> None:
+    def __init__(self, side: str, reason: str, *, orderly: bool = False, unmade: bool = False) -> None:
         super().__init__(f"link to the {side} worker: {reason}")
         self.side = side
         self.reason = reason
         self.orderly = orderly
+        self.unmade = unmade
 
 
 class Link:

@@ -70,12 +70,12 @@ def link_next(
             sock.close()
             if moved():
                 break
-            raise LinkBroken("next", str(error)) from error
+            raise LinkBroken("next", str(error), unmade=True) from error
         except OSError as error:
             # closed during the hello: overloaded or just dead; a dead one refuses the next dial
             sock.close()
             if time.monotonic() > give_up:
-                raise LinkBroken("next", f"no answer to the hello within {HELLO_PATIENCE:g} s") from error
+                raise LinkBroken("next", f"no answer to the hello within {HELLO_PATIENCE:g} s", unmade=True) from error
             time.sleep(_RETRY)
             continue
         except WorldMoved:
@@ -132,10 +132,10 @@ def _connect(host: str, port: int, moved: Callable[[], bool]) -> socket.socket:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         elif time.monotonic() > give_up:
             sock.close()
-            raise LinkBroken("next", f"no answer from {host} within {CONNECT_PATIENCE:g} s")
+            raise LinkBroken("next", f"no answer from {host} within {CONNECT_PATIENCE:g} s", unmade=True)
     if code not in (0, errno.EISCONN):
         sock.close()
-        raise LinkBroken("next", f"{errno.errorcode.get(code, '?')} (errno {code})")
+        raise LinkBroken("next", f"{errno.errorcode.get(code, '?')} (errno {code})", unmade=True)
     return sock
 
 

@@ -21,6 +21,16 @@ def lost(view: View, _now: float) -> Iterable[Finding]:
         yield Finding("worker-lost", worker, "info", reason, "reknit events --area worker shows how it ended")
 
 
+def split(view: View, _now: float) -> Iterable[Finding]:
+    """A worker lives and was put out, because the others cannot link with it; it is not back."""
+    for worker in view.status.apart:
+        known = view.status.workers.get(worker)
+        where = f"{worker} on {known.node}" if known is not None else worker
+        reason = f"{where} lives, and no ring with it can be linked: {view.status.lost[worker]}"
+        hint = "look at the network between its host and those of the others; it comes back by itself"
+        yield Finding("ring-split", worker, "warning", reason, hint)
+
+
 def joined(view: View, _now: float) -> Iterable[Finding]:
     """A worker has come and is still receiving state, beside the ring or in it."""
     if view.status.finished is not None:
@@ -92,6 +102,7 @@ def not_mended(view: View) -> bool:
 
 RULES = (
     Rule(("worker-lost",), lost),
+    Rule(("ring-split",), split),
     Rule(("worker-joined",), joined),
     Rule(("not-caught-up",), behind),
     Rule(("world-changed",), changed),

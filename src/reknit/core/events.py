@@ -453,6 +453,8 @@ class RingBroken(Event, frozen=True, tag="ring.broken"):
     peer: str
     side: Literal["previous", "next"]
     error: str = ""
+    unmade: bool = False
+    """The link could not be made at all; False: it was made, and then it broke."""
 
 
 class RingLinked(Event, frozen=True, tag="ring.linked"):
@@ -504,6 +506,8 @@ class WorldChanged(Event, frozen=True, tag="world.changed"):
     planned: bool = False
     """Nobody of the world before is lost: who is linked in that one finishes its step there and goes over at a step
     boundary. False: the links of the world before are dead or in doubt."""
+    apart: tuple[str, ...] = ()
+    """Those of `removed` that live and were put out because no ring with them could be linked."""
 
 
 class TargetsSet(Event, frozen=True, tag="world.targets"):

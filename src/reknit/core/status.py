@@ -142,6 +142,7 @@ class Status:
         changed: monotonic seconds of the newest world.
         began: monotonic seconds when the world began to run last (first world, or after a pause).
         lost: worker -> why it was taken out, for those that were not to go and are not back.
+        apart: those of them that live, and were put out because no ring with them can be linked.
         inexact: worker -> in what its arithmetic differs, for those that were let in all the same.
         not_finite: first step of which the loss was not finite, -1: none since the loss is finite again.
         hosts: that shall take part, where a script or a file lists them.
@@ -173,6 +174,7 @@ class Status:
     epochs: int = 0
     saving: Saving = dataclasses.field(default_factory=Saving)
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
     stopping: str = ""
     finished: JobFinished | None = None
     alerts: Mapping[Key, Alert] = dataclasses.field(default_factory=dict)

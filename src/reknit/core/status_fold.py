@@ -140,13 +140,13 @@ def _job(
             alive = status.spec is not None and status.finished is None
             return status if alive else _submitted(status, event, now)
         case JobScaled():
-            return dataclasses.replace(status, wanted=event.workers, lost={})
+            return dataclasses.replace(status, wanted=event.workers, lost={}, apart=frozenset())
         case JobStopAsked():
             return dataclasses.replace(status, stopping=event.reason or "asked to stop")
         case JobInexact() if event.run == status.run:
             return dataclasses.replace(status, inexact=_with(status.inexact, event.worker, event.difference))
         case JobFinished() if event.run == status.run:
-            return dataclasses.replace(status, finished=event, lost={})
+            return dataclasses.replace(status, finished=event, lost={}, apart=frozenset())
     return status
 
 
@@ -352,6 +352,7 @@ def _world(status: Status, world: WorldChanged, now: float, wall: float) -> Stat
         began=now if resumes else status.began,
         workers=workers,
         lost=lost,
+        apart=(status.apart | frozenset(world.apart)) & lost.keys(),
         worlds=(*status.worlds[-MOST_WORLDS + 1 :], line),
     )
     return _outside(status)
