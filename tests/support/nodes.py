@@ -47,9 +47,9 @@ class Node:
         self.did.extend(decision.do)
         return list(decision.do)
 
-    def hear(self, event: Event, seq: int | None = None) -> list[Action]:
+    def hear(self, event: Event, seq: int | None = None, ahead: float = 0.0) -> list[Action]:
         self.seq += 1
-        return self.feed(Heard(event, seq or self.seq, self.now))  # type: ignore[arg-type]
+        return self.feed(Heard(event, seq or self.seq, self.now, ahead))  # type: ignore[arg-type]
 
     def tick(self, seconds: float = 0.25, letter: str = "S") -> list[Action]:
         self.now += seconds

@@ -212,7 +212,8 @@ class Agent:
             and event.gossip
         ):
             self._gossip.meet([split(event.gossip)])
-        self._feed(Heard(received.event, received.seq, time.monotonic()))
+        ahead = self._bus.ahead if self._bus is not None else 0.0
+        self._feed(Heard(received.event, received.seq, time.monotonic(), ahead))
 
     async def _feel(self, worker: str) -> None:
         """Hear a worker's heartbeats, and nobody else's: else each node would hear all of a job's."""

@@ -12,6 +12,7 @@ from reknit.core.events import (
     JobFinished,
     JobStopAsked,
     JobSubmitted,
+    NodeHeld,
     TargetsSet,
     WorkerFailed,
     WorkerFinished,
@@ -23,7 +24,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 
-from . import ending, exits, world
+from . import ending, exits, quarantine, world
 from .actions import Action, Decision, Fork, Post, Say
 from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
 from .state import Place, State
@@ -35,7 +36,7 @@ def decide(state: State, told: Input) -> Decision:
     if state.mode == "ended":
         return Decision(state)
     decision = _dispatch(state, told)
-    for rule in (_fork_due, ending.over):
+    for rule in (quarantine.released, _fork_due, ending.over):
         if decision.state.mode != "ended":
             decision = rule(decision.state, told.now).onto(decision.do)
     return decision
@@ -70,6 +71,8 @@ def _heard(state: State, told: Heard) -> Decision:
             return ending.finish(state, event, told.now)
         case WorldChanged() | TargetsSet() as event:
             return world.decided(state, event, told.now)
+        case NodeHeld() as event:
+            return quarantine.held(state, event, told.ahead, told.now)
         case JobStopAsked(reason=reason, at_once=at_once) if state.begun or told.seq > state.joined:
             return _stop(state, reason, at_once, told.now)
         case event if told.seq > state.joined:
@@ -187,7 +190,7 @@ def _stuck(node: str, place: Place, state: str, seconds: float, now: float) -> t
 
 
 def _fork_due(state: State, now: float) -> Decision:
-    if state.mode != "running":
+    if state.mode != "running" or quarantine.forbids(state):
         return Decision(state)
     decision = Decision(state)
     for place in state.places:

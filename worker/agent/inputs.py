@@ -12,11 +12,19 @@ from .stuck import Look
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An event of the job, from the log; `seq` is its place in the stream."""
+    """An event of the job, from the log.
+
+    Attributes:
+        event: what was said.
+        seq: its place in the stream.
+        now: monotonic seconds.
+        ahead: what the broker's clock shows, seconds since the epoch, less our monotonic clock.
+    """
 
     event: AnyEvent
     seq: int
     now: float
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ def _agent(state: State) -> tuple[Health, str]:
             return "warning", f"drains: {state.why}" if state.why else "drains"
         case "failing":
             return "critical", state.why or "the run failed"
+    if state.held_why:
+        return "warning", f"kept out: {state.held_why}"
     busy = sum(place.living for place in state.places)
     return "passing", f"{busy} of {state.target} workers"
 

@@ -105,6 +105,8 @@ class State:
         host: where this agent runs, to recognise a second agent of the node's name.
         pid: this agent's.
         training: the newest world of the run is at work.
+        held_until: monotonic second at which the node's quarantine ends, 0: it is in none.
+        held_why: what for, in words.
         target: how many workers the node shall keep, as last told.
         why: why the node drains, or how the run ended.
         code: exit code so far.
@@ -128,6 +130,8 @@ class State:
     host: str = ""
     pid: int = 0
     training: bool = False
+    held_until: float = 0.0
+    held_why: str = ""
     target: int = 0
     why: str = ""
     code: int = 0
