@@ -18,8 +18,6 @@ def held(node: Node, seconds: float = 60.0, cause: str = "failing", *, of: str =
     node.hear(event, ahead=AHEAD)
 
 
-
-
 def forked(node: Node) -> list[str]:
     return [fork.worker for fork in node.all(Fork)]
 

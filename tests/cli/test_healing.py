@@ -1,4 +1,4 @@
-"""A node that fails and one that flaps: kept out, shown with the reason, let in when the time is over, at work again."""
+"""A node that fails and one that flaps: kept out, shown with the reason, let in when the time is over."""
 
 from __future__ import annotations
 

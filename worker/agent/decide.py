@@ -63,7 +63,7 @@ def _dispatch(state: State, told: Input) -> Decision:
     return decision
 
 
-def _heard(state: State, told: Heard) -> Decision:
+def _heard(state: State, told: Heard) -> Decision:  # noqa: PLR0911 - a table
     match told.event:
         case JobSubmitted(run=run):
             return Decision(replace(state, begun=state.begun or run == state.run))

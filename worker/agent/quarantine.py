@@ -1,7 +1,7 @@
 """A node in quarantine starts no workers while others train: they would not be let in. Pure.
 
-Workers that live go on. Where nobody trains (no world yet, or a paused one) workers are started all the same: the run may
-not go on without this node, and then membership lets it in.
+Workers that live go on. Where nobody trains (no world yet, or a paused one) workers are started all the same: the run
+may not go on without this node, and then membership lets it in.
 """
 
 from __future__ import annotations
