@@ -8,6 +8,7 @@ from reknit.core.context import WorkerContext
 from reknit.core.errors import CheckpointError, StateError
 from reknit.core.events import CheckpointRestored
 from reknit.core.manifest import list_manifests
+from reknit.core.newest import candidates
 from reknit.core.order import Course
 
 from . import restore, state
@@ -47,15 +48,13 @@ class Origin:
         self._outlet = outlet
 
     def restorable(self) -> int:
-        """Steps in the newest checkpoint of this run (to resume: of the job) that this worker can see, or -1."""
+        """Steps in the newest checkpoint of this run (to resume: of its line) that this worker can see, or -1."""
         context = self._context
         if not context.checkpoint_dir:
             return -1
-        run = "" if context.resume else context.run
-        for listed in list_manifests(Path(context.checkpoint_dir), context.job):
-            if not listed.foreign and listed.manifest is not None and (not run or listed.manifest.run == run):
-                return listed.manifest.step
-        return -1
+        listed = list_manifests(Path(context.checkpoint_dir), context.job)
+        mine = candidates(listed, run=context.run, resume=context.resume, after=context.resume_run)
+        return next((item.manifest.step for item in mine if item.manifest is not None), -1)
 
     def restore(self, position: int) -> tuple[int, int]:
         """Take the newest checkpoint that verifies, or what this worker was built with (main thread).
@@ -74,8 +73,10 @@ class Origin:
         found: restore.Restored | None = None
         skipped: tuple[str, ...] = ()
         if context.checkpoint_dir:
-            run = "" if context.resume else context.run
-            found, skipped = restore.newest_state(Path(context.checkpoint_dir), context.job, run=run)
+            where, after = Path(context.checkpoint_dir), context.resume_run
+            found, skipped = restore.newest_state(
+                where, context.job, run=context.run, resume=context.resume, after=after
+            )
         if found is None and (position > 0 or shared.weights.spoilt):
             raise StateError(
                 "nobody has the state of the run any more, and this worker's weights are not those that it began with",

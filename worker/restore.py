@@ -11,7 +11,8 @@ import xxhash
 
 from reknit.core.errors import CheckpointError, ReknitError
 from reknit.core.layout import Index, Layout, chunk_span
-from reknit.core.manifest import Manifest, StoredFile, newest, read_manifest
+from reknit.core.manifest import Manifest, StoredFile, read_manifest
+from reknit.core.newest import newest
 
 _LONGEST_HEADER = 1 << 20
 _READ = 4 * 1024 * 1024
@@ -54,18 +55,22 @@ def read_checkpoint(path: Path) -> Restored:
     return Restored(manifest, index.layout, memory)
 
 
-def newest_state(checkpoint_dir: Path, job: str, *, run: str = "") -> tuple[Restored | None, tuple[str, ...]]:
+def newest_state(
+    checkpoint_dir: Path, job: str, *, run: str = "", resume: bool = False, after: str = ""
+) -> tuple[Restored | None, tuple[str, ...]]:
     """Return the newest checkpoint that can be read, None if there is none at all, and why newer ones were skipped.
 
     Args:
         checkpoint_dir: folder of all jobs' checkpoints.
         job: name of the job.
-        run: only checkpoints of this run; empty: of any run of the job (`--resume`).
+        run: the run that begins; only its own checkpoints count, unless it resumes.
+        resume: also those of the line that it was resumed from.
+        after: newest run of that line; empty: that of the newest checkpoint.
 
     Raises:
         CheckpointError: there are checkpoints, and all are bad.
     """
-    return newest(checkpoint_dir, job, read_checkpoint, run=run)
+    return newest(checkpoint_dir, job, read_checkpoint, run=run, resume=resume, after=after)
 
 
 class _Checked:

@@ -19,11 +19,11 @@ from reknit.core.manifest import (
     encode_manifest,
     file_numbers,
     list_manifests,
-    newest_verified,
     read_manifest,
     verify,
     write_manifest,
 )
+from reknit.core.newest import newest_verified
 from reknit.worker.restore import newest_state, read_checkpoint
 from reknit.worker.state import load
 from reknit.worker.tracked import Tracked

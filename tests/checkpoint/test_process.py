@@ -21,7 +21,8 @@ from reknit.core.events import (
     StepsCommitted,
     Terms,
 )
-from reknit.core.manifest import MANIFEST, newest_verified, read_manifest
+from reknit.core.manifest import MANIFEST, read_manifest
+from reknit.core.newest import newest_verified
 from reknit.worker.restore import newest_state
 from reknit.worker.state import load
 from reknit.worker.tracked import Tracked

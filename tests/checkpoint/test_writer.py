@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from reknit.core.durable import DurableFile, make_directory
 from reknit.core.events import CheckpointFailed, CheckpointWritten
 from reknit.core.layout import Index, chunk_count
-from reknit.core.manifest import directory_name, newest_verified, write_manifest
+from reknit.core.manifest import directory_name, write_manifest
+from reknit.core.newest import newest_verified
 from reknit.worker import chunks as module
 from reknit.worker.chunks import Writer
 from reknit.worker.restore import read_checkpoint
@@ -219,7 +220,8 @@ if mounted.returncode:
     print("SKIP", mounted.stderr.strip()); sys.exit()
 import torch
 from reknit.core.events import CheckpointFailed, CheckpointWritten
-from reknit.core.manifest import directory_name, newest_verified, write_manifest, assign, file_numbers
+from reknit.core.manifest import directory_name, write_manifest, assign, file_numbers
+from reknit.core.newest import newest_verified
 from reknit.core.layout import chunk_count
 from reknit.worker.chunks import Writer
 from reknit.worker.snapshot import Snapshotter

@@ -239,3 +239,44 @@ def test_a_job_over_ipv6_a_death_and_what_the_registry_says_of_it(place: Place) 
     place.open("gate")
     assert run.wait(120.0) == 0, run.shown
     place.nothing_left()
+
+
+def test_resume_says_from_which_run_and_does_not_guess(place: Place) -> None:
+    """A long run, then a short one that was begun anew by mistake: which of them is meant, the user has to say."""
+    script = str(place.script("tiny.py", TINY))
+
+    def train(*flags: str, epochs: int, code: int = 0) -> str:
+        each = ("--checkpoint-every-steps", "4")
+        return place.call(
+            "run", "--job", "t", "--node", "n", *each, *flags, script, "gate", str(epochs), code=code
+        ).shown
+
+    def newest() -> tuple[str, int]:
+        row = place.json("checkpoints", "ls", "--job", "t")[0]
+        return row["run"], row["step"]
+
+    train(epochs=10)
+    first, at = newest()
+    train(epochs=5)
+    second, early = newest()
+    assert (second != first, early < at) == (True, True)
+
+    refused = train("--resume", epochs=11, code=2)
+    assert f"run {second} at step {early}" in refused
+    assert f"run {first} at step {at}" in refused
+    assert newest() == (second, early), "nothing has begun"
+
+    resumed = train("--resume-run", first, epochs=15)
+    assert f"it goes on from run {first} at step {at}" in resumed
+    assert f"(step {at}, of run {first})" in resumed
+    [restored] = [
+        row["event"]
+        for row in place.json("events", "--job", "t", "--area", "checkpoint")
+        if row["event"]["kind"] == "checkpoint.restored" and row["event"]["checkpoint"]
+    ]
+    assert (restored["step"], restored["checkpoint"].rpartition("-")[0]) == (at, first)
+    assert place.json("ledger", "verify", "--job", "t")["ok"]
+    # the line that has come furthest is now the newest one too: nothing is open any more
+    third, later = newest()
+    assert (third not in (first, second), later > at) == (True, True)
+    assert f"(step {later}, of run {third})" in train("--resume", epochs=16)

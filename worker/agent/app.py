@@ -426,6 +426,7 @@ class Agent:
             slots=mine.slots,
             checkpoint_dir=mine.checkpoint_dir,
             resume=mine.resume,
+            resume_run=mine.resume_run,
             lanes=mine.lanes,
             overlap=mine.overlap,
             transport=mine.transport,

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from reknit.core.bus import Bus
 from reknit.core.errors import CheckpointError, StaleWorld
 from reknit.core.events import JobSubmitted
 from reknit.core.headcount import spares_in_words, workers
 from reknit.core.home import JobFolder
+from reknit.core.lineage import Line, chosen, lines
 from reknit.core.manifest import list_manifests
 
 from . import submission
@@ -63,32 +67,68 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
             if decision.interrupted:
                 run = decision.spec.run
                 screen.note(f"job {order.job} was interrupted: going on with its run {run}", "yellow")
+                if order.spec.resume and not decision.spec.resume:
+                    screen.note(
+                        "that run began anew, without --resume: only checkpoints of its own are used; to begin from an "
+                        f"earlier run's: reknit stop --job {order.job}, then this command again",
+                        "yellow",
+                    )
             else:
                 screen.note(f"node {node} joins job {order.job}")
             return Entry(decision.spec, node)
+        spec, told = beginning(decision.spec, order.job)
         try:
-            await bus.publish(order.job, decision.spec, id=decision.spec.run, expect_last=decision.expect_last)
+            await bus.publish(order.job, spec, id=spec.run, expect_last=decision.expect_last)
         except StaleWorld:
             claims.close()  # another node submitted first: join it
             continue
-        screen.note(f"job {order.job}: {size(decision.spec)}")
-        if told := where_it_begins(decision.spec, order.job):
+        screen.note(f"job {order.job}: {size(spec)}")
+        if told:
             screen.note(told, "yellow")
-        return Entry(decision.spec, node)
+        return Entry(spec, node)
 
 
-def where_it_begins(spec: JobSubmitted, job: str) -> str:
-    """What a person should know of the checkpoints of earlier runs when a run begins; empty: nothing."""
+def beginning(spec: JobSubmitted, job: str) -> tuple[JobSubmitted, str]:
+    """Settle which line of checkpoints a run begins from, and say what a person should know of it (empty: nothing).
+
+    Args:
+        spec: the submission that is about to be made.
+        job: its name.
+
+    Returns:
+        The submission, in which the run that it goes on from stands by name; and what to say.
+
+    Raises:
+        UsageError: it is open which run `--resume` means, or there is no checkpoint of the one that was named.
+    """
     if "://" in spec.checkpoint_dir:
-        return ""  # listing it may take a while; the workers do
+        return spec, ""  # listing it may take a while; the workers do
     try:
-        listed = list_manifests(Path(spec.checkpoint_dir), job)
+        listed = [one for one in list_manifests(Path(spec.checkpoint_dir), job) if not one.foreign]
     except CheckpointError:
-        return ""  # whoever restores or writes there says it, with the reason
-    steps = [one.manifest.step for one in listed if one.manifest is not None and not one.foreign]
-    if spec.resume:
-        return "" if steps else f"no checkpoint of {job} in {spec.checkpoint_dir}: it begins at step 0"
-    return f"it begins at step 0; with --resume it would go on from the checkpoint of step {steps[0]}" if steps else ""
+        return spec, ""  # whoever restores or writes there says it, with the reason
+    manifests = [one.manifest for one in listed if one.manifest is not None]
+    if not spec.resume:
+        return spec, _passed_over(lines(manifests))
+    line = chosen(job, manifests, spec.resume_run)
+    skipped = "".join(f"; cannot be read: {one.problem}" for one in listed if one.manifest is None)
+    if line is None:
+        # if one is there that cannot be read, the workers refuse to begin
+        return spec, f"no checkpoint of {job} in {spec.checkpoint_dir}: it begins at step 0" if not skipped else ""
+    said = f"it goes on from {line}, checkpoint {line.newest.checkpoint}{skipped}"
+    return msgspec.structs.replace(spec, resume_run=line.run), said
+
+
+def _passed_over(standing: Sequence[Line]) -> str:
+    """Say from where a run that begins anew could have gone on."""
+    if not standing:
+        return ""
+    if len(standing) == 1:
+        return (
+            f"it begins at step 0; with --resume it would go on from the checkpoint of step {standing[0].newest.step}"
+        )
+    known = "; ".join(str(line) for line in standing)
+    return f"it begins at step 0; with --resume-run RUN it would go on from an earlier run: {known}"
 
 
 def workers_of(spec: JobSubmitted, nproc: int) -> int:

@@ -60,7 +60,6 @@ class Order:
     lanes: bool
     overlap: str
     grace: float
-    resume: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +126,8 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         max_restarts=wanted.max_restarts,
         stuck_after=wanted.stuck_after,
         last_call=wanted.last_call,
-        resume=saves.resume,
+        resume=saves.resume or bool(saves.resume_run),
+        resume_run=saves.resume_run,
         # where arithmetic may differ the weights do, and nothing is wrong with that
         verify_weights=wanted.verify_weights and wanted.numerics == "strict",
         transport=wanted.transport,
@@ -155,7 +155,6 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         lanes=node.lanes,
         overlap=node.overlap,
         grace=node.grace,
-        resume=saves.resume,
     )
 
 

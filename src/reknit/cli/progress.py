@@ -12,6 +12,7 @@ from reknit.core.events import (
     WorldChanged,
 )
 from reknit.core.headcount import headcount, workers
+from reknit.core.manifest import run_of
 from reknit.core.status import Status
 
 from .output import Colour
@@ -107,8 +108,9 @@ def _world(world: WorldChanged, *, awaited: bool) -> tuple[str, Colour] | None:
 def _restored(event: CheckpointRestored) -> tuple[str, Colour] | None:
     skipped = "".join(f"; skipped {reason}" for reason in event.skipped)
     if event.checkpoint:
+        of = "" if (run := run_of(event.checkpoint)) == event.run else f", of run {run}"
         return (
-            f"restored from checkpoint {event.checkpoint} (step {event.step}){skipped}",
+            f"restored from checkpoint {event.checkpoint} (step {event.step}{of}){skipped}",
             "yellow" if skipped else "cyan",
         )
     return (f"no checkpoint could be used, beginning at step 0{skipped}", "yellow") if skipped else None

@@ -58,7 +58,9 @@ class AgentContext(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     """Intra-op threads a worker; 0: one, so that bits do not depend on how many workers share the cores."""
     resume: bool = False
-    """A run without any live state may begin from a checkpoint of an earlier run of this job."""
+    """A run without any live state may begin from a checkpoint of the line that it was resumed from."""
+    resume_run: str = ""
+    """Newest run of that line; empty: that of the job's newest checkpoint."""
     lanes: bool = True
     """Workers of one host share memory for what passes between them."""
     overlap: str = "auto"
@@ -94,6 +96,8 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     checkpoint_dir: str = ""
     resume: bool = False
+    resume_run: str = ""
+    """As in `AgentContext`."""
     lanes: bool = True
     overlap: str = "auto"
     transport: str = "tcp"

@@ -159,7 +159,9 @@ class JobSubmitted(Event, frozen=True, tag="job.submitted"):
     last_call: float = 3.0
     """Seconds to wait for more workers once the minimum is there."""
     resume: bool = False
-    """Begin from the newest checkpoint of the job's earlier runs."""
+    """Begin from the newest checkpoint of the line of `resume_run`."""
+    resume_run: str = ""
+    """The earlier run that it goes on from; empty: that of the job's newest checkpoint."""
     verify_weights: bool = False
     """Compare the weights of all workers in every step, before it is committed."""
     transport: str = "tcp"

@@ -6,24 +6,23 @@
         manifest.json                           {"hash": …, "manifest": …}: from now on the checkpoint exists
         pinned                                  optional, empty: retention keeps it
 
-There is no pointer to "the latest": the newest is found by listing manifests. Newest means the highest `number`, which
-counts a job's checkpoints in the order they were committed; not the highest step (a run that fell back goes on from a
-lower one), not the time (clocks differ).
+There is no pointer to "the latest": the newest is found by listing manifests (`core.newest`). Newest means the highest
+`number`, which counts a job's checkpoints in the order they were committed; not the highest step (a run that fell back
+goes on from a lower one), not the time (clocks differ). Which runs' checkpoints count, `core.lineage` says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import xxhash
 
 from reknit.core.durable import DurableFile
-from reknit.core.errors import CheckpointError, ReknitError
+from reknit.core.errors import CheckpointError
 from reknit.core.events import Part, Terms
 
 FORMAT = 1
@@ -34,8 +33,6 @@ INDEX_NUMBER = -1
 _DIRECTORY = re.compile(r"step-(\d{8,})-([A-Za-z0-9][A-Za-z0-9_-]*)")
 _FILE = re.compile(r"(?:chunk-\d{5,}|index)-[A-Za-z0-9][A-Za-z0-9_-]*\.(?:safetensors|msgpack)")
 _READ = 4 * 1024 * 1024
-
-T = TypeVar("T")
 
 
 class StoredFile(Part, frozen=True):
@@ -133,6 +130,11 @@ class Listed:
 def checkpoint_id(run: str, number: int) -> str:
     """Return the id of a run's checkpoint: it begins with the run."""
     return f"{run}-{number}"
+
+
+def run_of(checkpoint: str) -> str:
+    """Return the run that took a checkpoint, from the checkpoint's id."""
+    return checkpoint.rpartition("-")[0]
 
 
 def directory_name(step: int, checkpoint: str) -> str:
@@ -308,53 +310,3 @@ def verify(path: Path) -> Manifest:
         if found != stored.hash:
             raise CheckpointError(f"{path.name}/{stored.file} is damaged: its hash is {found}, not {stored.hash}")
     return manifest
-
-
-def newest(
-    checkpoint_dir: Path, job: str, read: Callable[[Path], T], *, run: str = ""
-) -> tuple[T | None, tuple[str, ...]]:
-    """Return what `read` makes of the newest checkpoint that it does not reject, and why newer ones were skipped.
-
-    Args:
-        checkpoint_dir: folder of all jobs' checkpoints.
-        job: name of the job.
-        read: gets a checkpoint's directory; raises a `ReknitError` to reject it.
-        run: only checkpoints of this run; empty: of any run of the job (`--resume`).
-
-    Raises:
-        CheckpointError: there are checkpoints, and all are bad: never a silent start from zero.
-    """
-    listed = [item for item in list_manifests(checkpoint_dir, job) if not item.foreign and _of_run(item, run)]
-    skipped = [item.problem for item in listed if item.problem]  # whether they are newer, only they could tell
-    for item in listed:
-        if item.problem:
-            continue
-        try:
-            return read(item.path), tuple(skipped)
-        except ReknitError as error:
-            skipped.append(str(error))
-    if skipped:
-        raise CheckpointError(
-            f"no checkpoint of job {job} can be used: " + "; ".join(skipped),
-            hint="mend or remove the damaged checkpoints, or start under another job name",
-        )
-    return None, ()
-
-
-def _of_run(listed: Listed, run: str) -> bool:
-    """True if a checkpoint is of the run; where the manifest cannot be read, its id tells (`checkpoint_id`)."""
-    if not run:
-        return True
-    if listed.manifest is not None and not listed.problem:
-        return listed.manifest.run == run
-    parsed = parse_directory(listed.path.name)
-    return parsed is not None and parsed[1].startswith(f"{run}-")
-
-
-def newest_verified(checkpoint_dir: Path, job: str, *, run: str = "") -> tuple[Manifest | None, tuple[str, ...]]:
-    """Return the newest checkpoint that verifies, None if there is none at all, and why newer ones were skipped.
-
-    Raises:
-        CheckpointError: as `newest`.
-    """
-    return newest(checkpoint_dir, job, verify, run=run)

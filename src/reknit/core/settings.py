@@ -161,7 +161,15 @@ class CheckpointSettings:
     )
     keep: int = _setting(3, kinds.whole(1), "Newest checkpoints that are kept.")
     resume: bool = _setting(
-        False, kinds.yes_or_no, "Begin a new run of this job from the newest checkpoint of the runs before it."
+        False,
+        kinds.yes_or_no,
+        "Begin a new run of this job from the newest checkpoint of the run before it and those that it went on from; "
+        "an error if another run came further.",
+    )
+    resume_run: str = _setting(
+        "",
+        kinds.text,
+        "The same from the newest checkpoint of this run (`reknit checkpoints ls` shows which there are).",
     )
 
 
