@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.gossip.gossip import Gossip, Self
+from reknit.gossip.gossip import Gossip
+from reknit.gossip.identity import Self
 from reknit.gossip.message import Packet, Ping
 from reknit.gossip.preset import FAST, TRAIN
 from reknit.gossip.rumour import Rumour, State, said

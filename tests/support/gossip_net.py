@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from reknit.core.address import Address
-from reknit.gossip.gossip import Gossip, Happening, Self
+from reknit.gossip.gossip import Gossip
+from reknit.gossip.happening import Happening
+from reknit.gossip.identity import Self
 from reknit.gossip.message import Packet
 from reknit.gossip.preset import TRAIN, Preset
 from reknit.gossip.roster import Roster, shared

@@ -18,7 +18,7 @@ from reknit.core.context import AgentContext, WorkerContext, to_env
 from reknit.core.discovery.names import resolve
 from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse, WorkerRegistered
 from reknit.core.registry_entry import Entry
-from reknit.gossip.gossip import Happening
+from reknit.gossip.happening import Happening
 from reknit.worker.child import Order
 
 from . import lifeline, namesake, procfs

@@ -19,7 +19,9 @@ from reknit.core.address import Address, join
 from reknit.core.context import AgentContext
 from reknit.core.errors import ReknitError, WireError
 from reknit.gossip.codec import Opener, Sealer, UnknownKey
-from reknit.gossip.gossip import Gossip, Happening, Self
+from reknit.gossip.gossip import Gossip
+from reknit.gossip.happening import Happening
+from reknit.gossip.identity import Self
 from reknit.gossip.keyring import Keyring, derived, load
 from reknit.gossip.preset import PRESETS, Preset
 from reknit.gossip.reception import Reception

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from reknit.core.address import Address
 from reknit.core.events import JobSubmitted, WorldChanged
-from reknit.gossip.gossip import Happening
+from reknit.gossip.happening import Happening
 from reknit.gossip.message import Packet
 from reknit.gossip.preset import TRAIN, Preset
 from reknit.gossip.roster import Roster, shared

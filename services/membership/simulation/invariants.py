@@ -15,7 +15,7 @@ import itertools
 
 from reknit.core import wire
 from reknit.core.events import NodeHeld, WorldChanged
-from reknit.gossip.gossip import Happening
+from reknit.gossip.happening import Happening
 
 from .broker import Entry
 from .cluster import Cluster

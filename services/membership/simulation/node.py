@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from reknit.core.address import Address
 from reknit.core.events import AgentJoined, NodePulse, WorkerDying, WorkerExited, WorkerStarted
-from reknit.gossip.gossip import Gossip, Self
+from reknit.gossip.gossip import Gossip
+from reknit.gossip.identity import Self
 from reknit.gossip.message import Packet
 from reknit.gossip.roster import Roster
 
