@@ -109,7 +109,7 @@ def _next(view: View, verdict: Verdict, now: float) -> WorldChanged | None:
 def _apart(record: Record) -> frozenset[str]:
     """Members that are put out because no ring with them can be linked; nobody, if the others could not go on."""
     linkage = record.linkage.after(record.members, record.breaks)
-    stay = split.kept(record.members, linkage, record.relinks, record.workers)
+    stay = split.kept(record.members, linkage, record.relinks, record.workers, record.apart)
     if len(stay) == len(record.members) or status_of(record, stay)[0] == "paused":
         return frozenset()
     return frozenset(m.worker for m in record.members) - {m.worker for m in stay}

@@ -168,20 +168,21 @@ def _broken(record: Record, event: RingBroken, _seq: int) -> Record:
 
 
 def _recovered(record: Record, event: RingRecovered, _seq: int) -> Record:
-    return _goes_on(record) if event.generation == record.generation else record
+    return _whole(record) if event.generation == record.generation else record
 
 
 def _committed(record: Record, event: StepsCommitted, _seq: int) -> Record:
     if event.run != record.run:
         return record
     if event.generation == record.generation:
-        record = _goes_on(record)
+        record = _whole(record)
     return dataclasses.replace(record, began=True, committed=max(record.committed, event.last + 1))
 
 
-def _goes_on(record: Record) -> Record:
+def _whole(record: Record) -> Record:
     """A step came round: the ring of the present world is whole."""
-    return dataclasses.replace(record, relinks=0, linkage=Linkage())
+    inside = {m.worker for m in record.members}
+    return dataclasses.replace(record, relinks=0, linkage=Linkage(), apart=record.apart - inside)
 
 
 def _restored(record: Record, event: CheckpointRestored, _seq: int) -> Record:
@@ -233,7 +234,7 @@ def _count_break(record: Record, event: WorldChanged) -> Record:
     """Count a relink of unchanged members, and the link that made it necessary."""
     same = record.lives == {(m.worker, m.incarnation) for m in event.members}
     if not same or not record.breaks:
-        return _goes_on(record)
+        return dataclasses.replace(record, relinks=0, linkage=Linkage(), apart=record.apart | set(event.apart))
     first = record.breaks[0]
     low, high = sorted((first.worker, first.peer))
     count = record.links.get((low, high), 0) + 1

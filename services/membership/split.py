@@ -21,10 +21,18 @@ TRIES = 4
 """Rings of the same members, tried without a step between them, before anybody is put out: some 5 to 20 s."""
 MOST_TRIES = 8
 """... although there are orders that have not been tried: of many members there always are."""
+TRIES_AGAIN = 1
+"""... where it is enough to put those out that were put out before, and have been in no whole ring since."""
 _LISTED = 4
 
 
-def kept(members: Sequence[Member], linkage: Linkage, tries: int, workers: Mapping[str, Worker]) -> tuple[Member, ...]:
+def kept(
+    members: Sequence[Member],
+    linkage: Linkage,
+    tries: int,
+    workers: Mapping[str, Worker],
+    before: Collection[str] = (),
+) -> tuple[Member, ...]:
     """Return who goes on, in the order of `members`: all of them unless it is time to put somebody out.
 
     Args:
@@ -32,10 +40,11 @@ def kept(members: Sequence[Member], linkage: Linkage, tries: int, workers: Mappi
         linkage: what is known of their links.
         tries: rings that were tried without a step between them.
         workers: what is known of the members, by name.
+        before: workers that were put out before, and have been in no whole ring since.
     """
     everybody = tuple(members)
     if tries < TRIES or not linkage.unmade:
-        return everybody
+        return _without(members, before, linkage, workers) if tries >= TRIES_AGAIN else everybody
     possible = order_without(members, linkage.unmade) is not None
     if possible and tries < MOST_TRIES:
         return everybody
@@ -47,6 +56,15 @@ def kept(members: Sequence[Member], linkage: Linkage, tries: int, workers: Mappi
         worst = max(part, key=lambda m: (not _current(m, workers), _failures(m, part, linkage), _seq(m, workers)))
         part = tuple(m for m in part if m is not worst)
     return part
+
+
+def _without(
+    members: Sequence[Member], before: Collection[str], linkage: Linkage, workers: Mapping[str, Worker]
+) -> tuple[Member, ...]:
+    """Return the members without those that were put out before, if theirs alone are the links that cannot be made."""
+    rest = tuple(m for m in members if m.worker not in before)
+    to_blame = bool(linkage.unmade) and all(a in before or b in before for a, b in linkage.unmade)
+    return rest if to_blame and any(_current(m, workers) for m in rest) else tuple(members)
 
 
 def why(out: Iterable[str], stay: Collection[str], linkage: Linkage) -> tuple[Evidence, ...]:

@@ -180,6 +180,8 @@ class Record:
     """Generations of unchanged members in a row, without a step committed between."""
     linkage: Linkage = dataclasses.field(default_factory=Linkage)
     """What they have told of the links between the members."""
+    apart: frozenset[str] = frozenset()
+    """Workers that were put out because the ring was split, and have committed no step in a ring since."""
     committed: int = 0
     """Steps committed, the restored ones included."""
     base: int = 0

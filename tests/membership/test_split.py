@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.core.events import Member
+from reknit.core.events import Member, NodeHeld
 from reknit.services.membership.linkage import Link, Linkage, links
 from reknit.services.membership.ring_order import order_without
 from reknit.services.membership.split import MOST_TRIES, TRIES, kept
@@ -141,6 +141,36 @@ def test_who_was_put_out_comes_back_once_it_has_caught_up() -> None:
     town.run(2.0)
     assert sorted(town.members) == ["a-0", "b-0", "c-0", "d-0"]
     assert town.world.planned
+
+
+def test_who_comes_back_and_splits_the_ring_again_is_out_sooner_and_held_down_longer_each_time() -> None:
+    """It reaches one of the two others, learns from that one, and cannot be linked with both."""
+    bad = cut(["a-0"], ["b-0"])
+    town = ring_of("a-0", "b-0", "c-0")
+    town.broken("a-0", "b-0")
+    outs, ins = [], []
+    for _ in range(6):
+        begin = town.now
+        while "b-0" in town.members:
+            play(town, bad, 0.1)
+        outs.append(town.now - begin)
+        town.again("b-0")
+        town.caught_up("b-0")
+        begin = town.now
+        while "b-0" not in town.members:
+            play(town, bad, 0.1)
+        ins.append(town.now - begin)
+    assert outs[0] > 10.0
+    assert max(outs[1:]) < 8.0
+    assert max(ins[:3]) < 1.0
+    assert ins[3:] == sorted(ins[3:])
+    assert 4.0 < ins[3] < 7.0
+    assert 18.0 < ins[5] < 22.0
+    assert [e.cause for _, e, _ in town.log if isinstance(e, NodeHeld)] == ["flapping"] * 3
+    play(town, (), 5.0)
+    town.broken("a-0", "b-0")
+    play(town, bad, 9.0)
+    assert "b-0" in town.members, "since then it was in a whole ring"
 
 
 def test_two_services_put_the_same_out() -> None:
