@@ -95,6 +95,7 @@ class Candidate:
         self._first = 0
         self._running = False
         self._feeder: Member | None = None
+        self._feeding = False
         self._sock: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._ended = 0
@@ -167,9 +168,9 @@ class Candidate:
 
     @property
     def feeder(self) -> str:
-        """Who feeds us now, "" if nobody does."""
+        """Who feeds us now, "" if nobody does, or has not said yet from where on."""
         feeder = self._feeder
-        return feeder.worker if feeder is not None else ""
+        return feeder.worker if feeder is not None and self._feeding else ""
 
     def _now_of(self, members: Sequence[Member]) -> None:
         self._members = tuple(m for m in members if m.worker != self._worker)
@@ -251,11 +252,13 @@ class Candidate:
                     self._begin_anew(first, chain)
                 elif self._held is None or first != self._held + 1 or chain != self._chain:
                     raise _Gap(f"goes on with step {first} and chain {chain:016x} after our {self._held}")
+                self._feeding = True
                 while self._take(sock, side.receive(sock)):
                     pass
             finally:
                 with self._cv:
                     self._feeder = self._sock = None
+                    self._feeding = False
 
     def _made(self, sock: socket.socket) -> None:
         with self._cv:
