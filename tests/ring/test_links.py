@@ -183,6 +183,7 @@ def test_bye_is_orderly_and_a_foreign_generation_is_not(pair):
     with pytest.raises(LinkBroken) as broken:
         right.receive_header()
     assert broken.value.orderly
+    assert not broken.value.unmade
     left.close()
     right.close()
     left, right = pair()
@@ -197,8 +198,9 @@ def test_bye_is_orderly_and_a_foreign_generation_is_not(pair):
 def test_a_closed_port_is_reported_and_a_silent_one_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(LinkBroken, match="REFUSED"):
+    with pytest.raises(LinkBroken, match="REFUSED") as refused:
         link_next(f"127.0.0.1:{port}", greeting(), "secret", lambda: None, lambda: False)
+    assert refused.value.unmade
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts (the kernel does) and never answers
         looks = iter(range(3))
         with pytest.raises(WorldMoved):

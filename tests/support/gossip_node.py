@@ -1,6 +1,6 @@
 """A process that gossips: `python -m support.gossip_node NAME HOST PRESET [SEED…]`; tells its address and what it sees.
 
-One JSON line on stdout whenever something changed; ends when stdin is closed.
+One JSON line on stdout whenever something changed, which each round of pings does; ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ async def main(name: str, host: str, preset: str, seeds: list[str]) -> None:
                 "address": node.address,
                 "silent": report["silent"],
                 "sick": report["sick"],
+                "rounds": node.core.rounds,
                 "alive": sorted(node.core.alive()),
             }
         )

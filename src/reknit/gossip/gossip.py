@@ -53,7 +53,11 @@ class _Relay:
 
 
 class Gossip:
-    """One member of the gossip."""
+    """One member of the gossip.
+
+    Attributes:
+        rounds: how often it has pinged all whom it watches.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Gossip:
             seeds: addresses to join through.
             roster: members known from the start; none by default.
         """
+        self.rounds = 0
         self._base = preset
         self._preset = preset
         self._chance = random.Random(seed)
@@ -284,6 +289,7 @@ class Gossip:
         self._next_round = max(self._next_round + self._preset.interval, now)
         seq = next(self._numbers)
         self._round = seq, now
+        self.rounds += 1
         ping = (Ping(seq),)
         for name in self._observing.subjects:
             self._outgoing.send(name, ping)
