@@ -14,7 +14,8 @@ minute at most. A minute in which it does not come back takes one flap off (the 
 
 *Failures.* A node of which three workers failed within ten minutes is in quarantine: for a minute, then two, four and
 so on, an hour at most; an hour of peace takes one off. That holds only while no other node does half as badly (then it
-is the script's fault, and `outcome` looks at that), and what was done to a worker from outside does not count.
+is the script's fault, and `outcome` looks at that), and what was done to a worker from outside does not count. The only
+node of a job is never in quarantine: there is no other to tell the node's fault from the script's, and none to go on.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def hold_of(flaps: int) -> float:
     return min(LONGEST_HOLD, HOLD * 2.0 ** min(flaps - FREE_FLAPS - 1, 32))
 
 
-def failed(dampers: Mapping[str, Damper], node: str, at: float, text: str) -> Mapping[str, Damper]:
+def failed(
+    dampers: Mapping[str, Damper], node: str, at: float, text: str, *, alone: bool = False
+) -> Mapping[str, Damper]:
     """A worker of the node failed; returns all dampers, since it is measured by what the other nodes do.
 
     Args:
@@ -133,6 +136,7 @@ def failed(dampers: Mapping[str, Damper], node: str, at: float, text: str) -> Ma
         node: whose worker it was.
         at: when, in the log's time.
         text: how it ended, in words.
+        alone: there is no other node now.
     """
     if text in FROM_OUTSIDE or not node:
         return dampers
@@ -142,7 +146,7 @@ def failed(dampers: Mapping[str, Damper], node: str, at: float, text: str) -> Ma
     kept = tuple(f for f in damper.failures if at - f[0] < WINDOW)
     damper = dataclasses.replace(damper, failures=(*kept, (at, text)), failed=damper.failed + 1)
     others = max((_recent(d, at) for name, d in dampers.items() if name != node), default=0)
-    if len(damper.failures) >= FAILURES and others <= OTHERS_SHARE * len(damper.failures):
+    if not alone and len(damper.failures) >= FAILURES and others <= OTHERS_SHARE * len(damper.failures):
         damper = _quarantined(damper, at, text)
     return {**dampers, node: damper}
 

@@ -7,7 +7,7 @@ dispatches to them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from reknit.core.events import (
@@ -30,7 +30,7 @@ from . import damping
 from .damping import Damper
 from .evidence import observe
 from .terms import arithmetic, essential
-from .view import Ending, Failure, Life, Record, Started, Worker
+from .view import Ending, Failure, Life, Node, Record, Started, Worker
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -305,11 +305,18 @@ def _fail(
     )
     return dataclasses.replace(
         record,
-        dampers=damping.failed(record.dampers, _node_of(record, life), record.clock, text),
+        dampers=damping.failed(
+            record.dampers, _node_of(record, life), record.clock, text, alone=one_node(record.nodes.values())
+        ),
         failures=(*record.failures, failure)[-_KEPT_FAILURES:],
         began=record.began
         or step > record.base,  # the steps before it are committed; the ledger may still be on its way
     )
+
+
+def one_node(nodes: Iterable[Node]) -> bool:
+    """True if one node at most is there."""
+    return sum(not node.left for node in nodes) <= 1
 
 
 def _node_of(record: Record, life: Life) -> str:

@@ -106,7 +106,7 @@ def _poison(record: Record) -> tuple[Sequence[Failure], str]:
     ]
     if not last.raised or len(burst) <= RETRIES:
         return (), ""
-    return burst, f"step {last.step} failed {len(burst)} times"
+    return burst, f"step {last.step} failed {len(burst)} times: the script or its data is to blame"
 
 
 def _budget(record: Record) -> tuple[Sequence[Failure], str]:

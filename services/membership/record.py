@@ -211,7 +211,8 @@ def _world(record: Record, event: WorldChanged, seq: int) -> Record:
             evidence = about[0] if about else observe("join", member.worker, event.decided_by, event.reason)
             record = end(record, life, Ending("evicted", evidence, member.node))
             if any(e.source == "progress" and e.certain for e in about):  # it hung until the others gave it up
-                dampers = damping.failed(record.dampers, member.node, record.clock, f"{member.worker} hung")
+                alone, hung = lives.one_node(record.nodes.values()), f"{member.worker} hung"
+                dampers = damping.failed(record.dampers, member.node, record.clock, hung, alone=alone)
                 record = dataclasses.replace(record, dampers=dampers)
     if event.status == "running" and not any(w.current and w.life in now for w in record.workers.values()):
         # nobody has state: all begin together, from a checkpoint or from fresh weights

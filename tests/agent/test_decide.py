@@ -312,7 +312,7 @@ def test_a_failed_run_ends_its_workers_soon() -> None:
     node.exit(1, 143)
     assert node.last(End) == End(
         1,
-        "the run failed: w0-1 raised ValueError: boom\nit began with w0-1, see /l1\n  Traceback\n  ValueError: boom",
+        "the run failed: w0-1 raised ValueError: boom\nit began with w0-1, see /l1\n  ValueError: boom",
     )
     assert len(node.all(Fork)) <= 3
 

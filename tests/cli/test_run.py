@@ -39,7 +39,8 @@ def test_a_run_from_begin_to_end_and_what_can_be_read_after_it(place: Place) -> 
     run = place.call("run", "--job", "hello", "--node", "n", str(script), "--nodes", "3", "--", "--x", "-v")
     assert "[n-0] ['--nodes', '3', '--', '--x', '-v']" in run.out
     assert any("to stderr" in line for line in run.err)
-    assert "reknit: completed: hello" in run.err
+    assert "reknit: completed: hello: the script ended, but no step was trained in the ring" in run.err
+    assert any("each worker ran the whole script by itself" in line for line in run.err)
     place.nothing_left()
 
     folder = place.home / "jobs" / "hello"
@@ -52,6 +53,7 @@ def test_a_run_from_begin_to_end_and_what_can_be_read_after_it(place: Place) -> 
     assert kinds[0] == "job.submitted"
     assert "job.finished" in kinds
     assert place.json("ledger", "verify", "--job", "hello")["ok"]
+    assert "no step was committed, there is nothing to prove" in place.call("ledger", "verify", "--job", "hello").shown
     place.nothing_left()
 
 

@@ -135,6 +135,16 @@ def test_the_summary_of_a_failure_without_a_cause_does_not_invent_one() -> None:
     assert told == ["failed: j: the agent ended", "  1.0 s"]
 
 
+def test_the_summary_says_when_no_step_was_trained_in_the_ring() -> None:
+    end = JobFinished(run="r", outcome="completed", reason="all scripts ended")
+    told = [text for text, _ in lines(Ending("completed", end.reason, 1.0, status(end), Failures()))]
+    assert told[0] == "completed: j: the script ended, but no step was trained in the ring"
+    assert "each worker ran the whole script by itself" in told[1]
+    trained = status(registered("w1"), world("w1"), end)
+    told = [text for text, _ in lines(Ending("completed", end.reason, 1.0, trained, Failures()))]
+    assert told[0] == "completed: j"
+
+
 def status(*events: AnyEvent) -> Status:
     found = Status("j")
     for event in (submitted(), *events):
@@ -205,6 +215,14 @@ def test_the_live_line() -> None:
         (
             CheckpointRestored(run="r", checkpoint="c1", step=40, worker="w1", generation=1, skipped=("c2: damaged",)),
             "restored from checkpoint c1 (step 40); skipped c2: damaged",
+        ),
+        (
+            CheckpointRestored(run="r", checkpoint="r-1", step=40, worker="w1", generation=1),
+            "restored from checkpoint r-1 (step 40)",
+        ),
+        (
+            CheckpointRestored(run="r", checkpoint="q-1", step=40, worker="w1", generation=1),
+            "restored from checkpoint q-1 (step 40, of run q)",
         ),
     ],
 )

@@ -280,3 +280,25 @@ def test_resume_says_from_which_run_and_does_not_guess(place: Place) -> None:
     third, later = newest()
     assert (third not in (first, second), later > at) == (True, True)
     assert f"(step {later}, of run {third})" in train("--resume", epochs=16)
+
+
+_BAD = TINY.replace(
+    "        for x, y in step:", "        if step.index == 5: raise ValueError('bad step')\n        for x, y in step:"
+)
+
+
+def test_a_script_that_fails_alike_every_time_is_told_once_and_no_node_is_blamed(place: Place) -> None:
+    script = str(place.script("bad.py", _BAD))
+    place.open("gate")
+    run = place.call("run", "--job", "t", "--node", "n", script, "gate", "3", code=1)
+    live, _, end = run.shown.partition("root cause:")
+    assert live.count("[n-0] Traceback (most recent call last):") == 1
+    assert live.count("[n-0] ValueError: bad step (same error again, ") == 3
+    assert "4th time" in live
+    assert end.count("Traceback (most recent call last):") == 1
+    assert "step 5 failed 4 times: the script or its data is to blame" in end
+    assert "node-held" not in run.shown
+    kinds = {row["event"]["kind"] for row in place.json("events", "--job", "t")}
+    assert "node.held" not in kinds
+    said = [line for line in live.splitlines() if "waiting for" in line]
+    assert len(said) <= 1, said

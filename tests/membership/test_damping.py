@@ -116,6 +116,16 @@ def test_what_fails_everywhere_is_not_the_nodes_fault() -> None:
     assert door(dampers, 20.0) == {}
 
 
+def test_the_only_node_is_never_in_quarantine_but_what_it_did_counts_once_there_is_another() -> None:
+    dampers: damping.Mapping[str, Damper] = {}
+    for i in range(5):
+        dampers = failed(dampers, "a", float(i), BAD, alone=True)
+    assert door(dampers, 5.0) == {}
+    assert dampers["a"].failed == 5
+    dampers = failed(dampers, "a", 6.0, BAD)
+    assert set(door(dampers, 6.0)) == {"a"}
+
+
 def test_old_failures_do_not_count() -> None:
     dampers: damping.Mapping[str, Damper] = {}
     for i in range(10):
@@ -190,6 +200,21 @@ def test_rather_with_a_node_that_is_held_than_not_at_all() -> None:
     town.run(4.0)
     assert town.members == ["b-0"]
     assert town.world.status == "running"
+
+
+def test_a_script_that_fails_again_and_again_on_the_only_node_holds_nobody() -> None:
+    town = Town(min_nodes=1, max_nodes=1, nproc_per_node=1, last_call=0)
+    town.begin("a-0")
+    for attempt in range(2, 6):
+        assert town.end is None
+        town.failed("a-0", "ValueError: bad sample", step=5)
+        town.run(1.0)
+        if town.end is None:
+            town.register("a-0", attempt)
+            town.run(2.0)
+    assert town.end is not None
+    assert town.end.reason.endswith("step 5 failed 4 times: the script or its data is to blame")
+    assert held(town) == []
 
 
 def test_who_is_in_stays_in() -> None:

@@ -215,7 +215,7 @@ def test_poison_ends_the_run_with_its_traceback() -> None:
             town.register("b-0", attempt)
             town.run(1.0)
     assert town.end is not None
-    assert town.end.reason == "b-0: ValueError: bad sample; step 5 failed 4 times"
+    assert town.end.reason == "b-0: ValueError: bad sample; step 5 failed 4 times: the script or its data is to blame"
 
 
 def test_poison_that_wanders_from_worker_to_worker_is_poison() -> None:

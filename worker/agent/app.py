@@ -37,6 +37,7 @@ from .remains import Remains
 from .roster import entries
 from .state import fresh
 from .telling import Telling
+from .tracebacks import Seen
 
 _VERSION = importlib.metadata.version("reknit")
 _TICK = 0.25
@@ -71,6 +72,7 @@ class Agent:
         self._context = context
         self._forkserver = forkserver
         self._display = display
+        self._seen = Seen()
         self._threads = threads
         self._bus: Bus | None = None
         self._running: dict[str, Running] = {}
@@ -391,8 +393,8 @@ class Agent:
         running = Running(
             hand=hand,
             incarnation=incarnation,
-            out=Output(hand.stdout.fileno(), worker, file, self._display, error=False),
-            err=Output(hand.stderr.fileno(), worker, file, self._display, error=True),
+            out=Output(hand.stdout.fileno(), worker, file, self._display, error=False, seen=self._seen),
+            err=Output(hand.stderr.fileno(), worker, file, self._display, error=True, seen=self._seen),
             log=file,
             watch=watch,
         )

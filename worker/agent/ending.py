@@ -150,13 +150,14 @@ def _end(state: State) -> Decision:
 
 
 def _root_words(state: State, event: JobFinished) -> str:
-    """The last words of a failed run: the root first and in full, if it is ours; else what the log says of it."""
+    """The last words of a failed run: the root first, if it is ours its last line; else what the log says of it."""
     lines = [f"the run failed: {event.reason or 'no reason given'}"]
     place = state.place(event.root_worker) if event.root_worker else None
     if event.root_worker:
         lines.append(f"it began with {event.root_worker}" + (f", see {place.log}" if place and place.log else ""))
-    if place and place.tail:
-        lines.extend(f"  {line}" for line in place.tail.splitlines())
+    if place and place.tail.strip():
+        # the whole of it was shown when it came, and the launcher's summary has it
+        lines.append(f"  {place.tail.rstrip().splitlines()[-1].strip()}")
     elif not event.root_worker and state.root:
         lines.append(state.root)
     return "\n".join(lines)

@@ -155,5 +155,8 @@ def _vacant(place: Place) -> Place:
 def _plain(decision: Decision, place: Place) -> Decision:
     if decision.state.plain_said:
         return decision
-    said = Say(f"{place.worker}: the script ended without calling reknit.join(): it trained alone, if it trained")
+    said = Say(
+        f"{place.worker}: the script ended without calling reknit.join() and ring.steps(…): "
+        "each worker ran all of it by itself, nothing was shared, and no step is in the ledger"
+    )
     return Decision(replace(decision.state, plain_said=True), (*decision.do, said))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .display import Display
+from .tracebacks import Seen, Tracebacks
 
 TAIL_LINES = 40
 _TAIL_LINE = 500
@@ -64,9 +65,10 @@ class Output:
         fd: our end of its pipe, non-blocking.
         who: prefix of the lines.
         error: stderr.
+        seen: tracebacks that the node has shown; None: this stream's only.
     """
 
-    def __init__(self, fd: int, who: str, log: Log, display: Display, *, error: bool) -> None:
+    def __init__(self, fd: int, who: str, log: Log, display: Display, *, error: bool, seen: Seen | None = None) -> None:
         self.fd = fd
         self.ended = False
         self._who = who
@@ -74,6 +76,7 @@ class Output:
         self._display = display
         self._error = error
         self._rest = b""
+        self._tracebacks = Tracebacks(seen if seen is not None else Seen())
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
     @property
@@ -93,7 +96,7 @@ class Output:
                 data = b""
             if not data:
                 self.ended = True
-                self._flush()
+                self._end()
                 return
             taken += len(data)
             self._log.write(data)
@@ -103,7 +106,7 @@ class Output:
         """Take what is left, with a last line that has no end."""
         with suppress(OSError):
             self.read(everything=True)
-        self._flush()
+        self._end()
 
     def _split(self, data: bytes) -> None:
         # a progress bar ends its lines with \r: shown like others, or nothing of it would come before its end
@@ -119,7 +122,15 @@ class Output:
             rest, self._rest = self._rest, b""
             self._take(rest)
 
+    def _end(self) -> None:
+        self._flush()
+        self._show(self._tracebacks.rest())
+
     def _take(self, line: bytes) -> None:
-        self._display.line(self._who, line, error=self._error)
+        self._show(self._tracebacks.take(line))
         if self._error:
             self._tail.append(line[:_TAIL_LINE])
+
+    def _show(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._display.line(self._who, line, error=self._error)

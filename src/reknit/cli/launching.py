@@ -326,8 +326,10 @@ class Launch:
         if code == 0 and not self._fatal:
             ends = [worker.exit for worker in self._status.workers.values() if worker.node == self._node]
             clean = bool(ends) and all(end is not None and end.code == 0 for end in ends)
-            if clean and (self._status.terms is None or self._status.committed >= self._status.steps):
-                return JobFinished(outcome="completed", reason="all scripts ended", **words)  # type: ignore[arg-type]
+            joined = self._status.terms is not None
+            if clean and (not joined or self._status.committed >= self._status.steps):
+                said = "all scripts ended" + ("" if joined else "; no step was trained in the ring")
+                return JobFinished(outcome="completed", reason=said, **words)  # type: ignore[arg-type]
             why = f": {self._farewell.reason}" if self._farewell is not None else ""
             return JobFinished(outcome="stopped", reason=f"its last node has left{why}", **words)  # type: ignore[arg-type]
         reason = self._fatal or (f"{root.worker}: {root.what}" if root else f"the agent ended with exit code {code}")

@@ -108,7 +108,7 @@ def _world(world: WorldChanged, *, awaited: bool) -> tuple[str, Colour] | None:
 def _restored(event: CheckpointRestored) -> tuple[str, Colour] | None:
     skipped = "".join(f"; skipped {reason}" for reason in event.skipped)
     if event.checkpoint:
-        of = "" if (run := run_of(event.checkpoint)) == event.run else f", of run {run}"
+        of = "" if (run := run_of(event.checkpoint)) in ("", event.run) else f", of run {run}"
         return (
             f"restored from checkpoint {event.checkpoint} (step {event.step}{of}){skipped}",
             "yellow" if skipped else "cyan",

@@ -11,6 +11,10 @@ from .output import Colour
 from .root_cause import Failure, Failures
 
 _MOST_FOLLOW_UPS = 5
+_NEVER_JOINED = (
+    "nothing was trained together and no step is in a ledger: each worker ran the whole script by itself; "
+    "a loop over ring.steps(…) inside of reknit.join() is what workers share"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +50,12 @@ def lines(ending: Ending) -> list[tuple[str, Colour]]:
         said += f": {ending.reason}"
     if after:
         said, colour = f"training completed, but the script failed after it: {status.job}", "red"
+    alone = ending.outcome == "completed" and status.terms is None
+    if alone:
+        said, colour = f"{said}: the script ended, but no step was trained in the ring", "yellow"
     shown.append((said, colour))
+    if alone:
+        shown.append((f"  {_NEVER_JOINED}", "yellow"))
     facts = _facts(ending)
     if facts:
         shown.append(("  " + ", ".join(facts), ""))

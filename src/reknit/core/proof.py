@@ -102,6 +102,8 @@ class Proof:
     def _verdict(self) -> str:
         if self.problems:
             return f"NOT PROVED, {_count(len(self.problems), 'problem')}"
+        if not self.steps and not self.rollbacks:
+            return "no step was committed, there is nothing to prove"
         if self.steps and self.steps == self.steps_in_all:
             return "every sample in exactly one committed step, once an epoch"
         return "every sample so far in exactly one committed step"
