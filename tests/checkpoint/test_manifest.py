@@ -214,6 +214,24 @@ def test_only_the_same_run_unless_asked(tmp_path: Path) -> None:
     assert steps(newest_verified(tmp_path, JOB, run="old")) == 100
 
 
+def test_all_of_a_line_damaged_is_an_error_though_another_line_is_whole(tmp_path: Path) -> None:
+    save(tmp_path, 100, run="old")
+    flip(save(tmp_path, 10, run="new"))
+    with pytest.raises(CheckpointError, match="step-00000010") as caught:
+        newest_verified(tmp_path, JOB)
+    assert "--resume-run" in caught.value.hint
+    for find in (newest_verified, newest_state):
+        with pytest.raises(CheckpointError):
+            find(tmp_path, JOB, run="next", resume=True, after="new")
+    assert steps(newest_verified(tmp_path, JOB, run="next", resume=True, after="old")) == 100
+    # the line goes on with what the run wrote itself, and falls back within it
+    flip(save(tmp_path, 110, run="next", parent="old-100"))
+    found, skipped = newest_verified(tmp_path, JOB, run="next", resume=True, after="old")
+    assert found is not None
+    assert (found.run, found.step) == ("old", 100)
+    assert len(skipped) == 1
+
+
 def test_a_torn_manifest_of_another_run_does_not_stop_a_fresh_one(tmp_path: Path) -> None:
     tear_manifest(save(tmp_path, 100, run="old"))
     assert newest_verified(tmp_path, JOB, run="new") == (None, ())
