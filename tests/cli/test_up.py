@@ -122,6 +122,26 @@ def test_a_service_that_falls_silent_is_started_by_the_run(place: Place) -> None
     place.nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_agent_that_the_broker_refuses_is_not_started_again(place: Place) -> None:
+    place.call("up")
+    endpoint = json.loads((place.home / "up/endpoint.json").read_text())
+    # what a proxy or an operator does to one process: its credentials are not those of the launcher
+    (place.folder / "sitecustomize.py").write_text(
+        f"import os\nfound = os.environ.get('REKNIT_AGENT')\nif found:\n"
+        f"    os.environ['REKNIT_AGENT'] = found.replace({endpoint['password']!r}, 'another')\n"
+    )
+    url = endpoint["url"].replace("//", f"//{endpoint['user']}:{endpoint['password']}@")
+    env = place.env | {"PYTHONPATH": str(place.folder)}
+    run = place.call("run", "--nats", url, "--job", "j", str(place.script("s.py", GATED)), "gate", code=77, env=env)
+    assert run.shown.count("refused the credentials") == 1, "not tried again"
+    assert "refuses the credentials of node" in run.shown
+    assert "check --nats" in run.shown
+    place.call("down")
+    place.nothing_left()
+
+
 def test_wrong_credentials_and_wrong_secret_are_refused_at_once(place: Place) -> None:
     place.call("up")
     endpoint = json.loads((place.home / "up/endpoint.json").read_text())
