@@ -53,6 +53,9 @@ def refused(*args: str, code: int = 2) -> str:
         (["--nproc_per_node", "0", "fine.py"], "nproc_per_node must be a whole number of at least 1"),
         (["--nproc-per-node", "gpu", "fine.py"], "or auto, not 'gpu'"),
         (["--nproc", "0", "fine.py"], "nproc_per_node must be a whole number of at least 1"),
+        (["--resume", "fine.py"], "without a name each run is a job of its own"),
+        (["--resume-run", "r", "fine.py"], "without a name each run is a job of its own"),
+        (["--label", "x", "fine.py"], "the label 'x' is not KEY=VALUE, not 'x' (from flag --label)"),
         (["--slots", "x", "fine.py"], "slots must be a whole number of at least 0, not 'x' (from flag --slots)"),
         (["--slots", "99999999999", "fine.py"], "slots must be at most 2147483647"),
         (["--grace", "soon", "fine.py"], "grace must be a number of at least 0, not 'soon'"),
@@ -144,6 +147,20 @@ def test_numbers_are_refused_in_our_own_words(args: list[str], said: str) -> Non
     shown = refused(*args)
     assert said in shown
     assert "Input should be" not in shown
+
+
+def test_a_mistyped_verb_is_told_the_nearest() -> None:
+    said = refused("statsu")
+    assert "No such command 'statsu'" in said
+    assert "Did you mean 'status'" in said
+
+
+def test_the_help_of_run_tells_the_defaults_that_are_something() -> None:
+    shown = " ".join(call("run", "--help").stdout.split())
+    for default in ("[default: 30]", "[default: 100]", "[default: train]", "[default: 3]"):
+        assert default in shown
+    assert "[default: 0]" not in shown
+    assert "SCRIPT" in shown
 
 
 def test_down_says_what_it_is_about(tmp_path: Path) -> None:

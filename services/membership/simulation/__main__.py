@@ -46,7 +46,10 @@ def _read(path: str) -> str:
 
 
 def _share(word: str) -> float:
-    value = share(word)
+    try:
+        value = share(word)
+    except ValueError:
+        value = -1.0
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{word} is no share (0.05, or 5%)")
     return value

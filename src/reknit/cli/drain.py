@@ -19,7 +19,7 @@ from .app import app, verb
 @app.command()
 @verb
 def drain(
-    target: Annotated[str, typer.Argument(help="A node, or a worker.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A node, or a worker.", show_default=False)],
     *,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the log.")] = "",
     job: options.JobFlag = None,

@@ -103,6 +103,11 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
                 f"{settings.node.host} is no address that another machine can reach",
                 hint="give --host one of this machine's own addresses (`hostname -I` lists them)",
             )
+    if (saves.resume or saves.resume_run) and not wanted.job:
+        raise UsageError(
+            "without a name each run is a job of its own, so there is nothing to resume",
+            hint="name the job that has the checkpoints: --job NAME (`reknit status --all` lists those known here)",
+        )
     secret = read_secret(Path(settings.control.secret_file)) if settings.control.secret_file else folder.secret()
     hosts, gossips = host_reader.split(node.discover)
     nproc = usable_cores() if wanted.nproc_per_node == AUTO else wanted.nproc_per_node

@@ -10,7 +10,7 @@ import typer
 
 from reknit.core.errors import UsageError
 from reknit.core.home import Home
-from reknit.core.settings import doc_of
+from reknit.core.settings import default_of, doc_of
 
 from . import options, output
 from .app import app, verb
@@ -30,7 +30,9 @@ def _meaningless(spelled: str, because: str) -> typer.models.OptionInfo:
 
 
 def _flag(name: str, *spelled: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    return typer.Option(*(spelled or (f"--{name.replace('_', '-')}",)), help=doc_of(name), metavar=metavar)  # type: ignore[no-any-return]
+    default = default_of(name)
+    said = doc_of(name) + (f" [default: {default}]" if default else "")
+    return typer.Option(*(spelled or (f"--{name.replace('_', '-')}",)), help=said, metavar=metavar)  # type: ignore[no-any-return]
 
 
 _NO_RENDEZVOUS = "the job's name is all that nodes need to find each other at a broker: --job NAME --nats URL"
@@ -44,9 +46,12 @@ _NO_RENDEZVOUS = "the job's name is all that nodes need to find each other at a 
 @verb
 def run(
     *,
-    script: Annotated[str, typer.Argument(help="Python script, or with -m a module.", show_default=False)],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Python script, or with -m a module.", show_default=False)
+    ],
     args: Annotated[
-        list[str] | None, typer.Argument(help="All that follows goes to the script untouched.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="All that follows goes to the script untouched.", show_default=False),
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     nnodes: Annotated[str | None, _flag("nnodes", metavar="MIN:MAX")] = None,

@@ -21,7 +21,7 @@ from .plane import SERVICES
 @app.command()
 @verb
 def service(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(SERVICES)}.", show_default=False)],
     *,
     nats: options.NatsFlag = None,
 ) -> int:

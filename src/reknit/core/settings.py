@@ -237,6 +237,14 @@ def doc_of(name: str) -> str:
     return str(_FIELDS[name].metadata["doc"])
 
 
+def default_of(name: str) -> str:
+    """The default as a person types it; empty where it is nothing (none, 0, no): what the setting means tells that."""
+    default = _FIELDS[name].default
+    if isinstance(default, bool):
+        return ""
+    return f"{default:g}" if isinstance(default, int | float) and default else str(default or "")
+
+
 def env_names(name: str) -> tuple[str, ...]:
     """Environment variables that set a setting; the first one that is set and not empty wins."""
     return (f"REKNIT_{name.upper()}", *_FIELDS[name].metadata["also"])
@@ -302,7 +310,8 @@ def _parsed(name: str, raw: Any, source: str) -> Any:
     try:
         return _FIELDS[name].metadata["parse"](raw)
     except kinds.Unfit as error:
-        raise UsageError(f"{name} {error}, not {raw!r} (from {source})", hint=doc_of(name)) from None
+        said = ", ".join(map(str, raw)) if isinstance(raw, list | tuple) else raw
+        raise UsageError(f"{name} {error}, not {said!r} (from {source})", hint=doc_of(name)) from None
 
 
 def read_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
