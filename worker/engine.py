@@ -29,9 +29,10 @@ from .feed import Feeder
 from .identity import Identity
 from .learning import Learner
 from .ledger import Pending, Record
+from .parting import Parting
 from .ports import Outlet, Span
-from .ring import control, reduction, roll_call
-from .ring.control import Plan, Settled, Wishes
+from .ring import control, reduction
+from .ring.control import Plan, Settled
 from .ring.link import LinkBroken
 from .ring.linking import WorldMoved
 from .ring.listener import Listener
@@ -39,18 +40,11 @@ from .ring.neighbours import Neighbours
 from .ring.pieces import Buffer
 from .ring.resend import Committed
 from .ring.roll_call import Decision
-from .ring.token import circulate
-from .ring.vote import Diverged, Wrong
+from .ring.vote import Wrong
 from .standing import Standing
 from .transport.port import Tcp, Transport
+from .voice import Voice
 from .work import Result
-
-FED_LATELY = 10.0
-"""Seconds (and one step) for which somebody outside who was fed counts as still learning."""
-LAST_CHECKPOINT = 1.0
-"""Seconds that the workers of a run that stops go on for its last checkpoint to be asked for."""
-FLUSH_PATIENCE = 120.0
-"""Seconds to wait at the end of a run for the broker to take the last ledger records."""
 
 
 class Engine:
@@ -73,7 +67,8 @@ class Engine:
         neighbours: our links.
         ledger: records not known to be stored.
         links_made: how many rings this worker was linked into.
-        stopping: the job was asked to stop: nobody is waited for.
+        voice: what this worker says in the control piece.
+        parting: the end of the run.
     """
 
     def __init__(
@@ -108,9 +103,6 @@ class Engine:
             wait=shared.wait,
             moved=shared.moved,
         )
-        self.stopping = False
-        self._stays_until = 0.0
-        self._fed_lately = (0.0, -1)
         self._broken_at: float | None = None
         self._orphans = 0
         self._scrap: list[Buffer] = []
@@ -126,6 +118,15 @@ class Engine:
             learner=self._learner,
             commit=lambda result: self._commit(result, publish=False),
         )
+        self.voice = Voice(
+            identity.worker,
+            shared,
+            caller=self.caller,
+            feeder=self.feeder,
+            ledger=self.ledger,
+            neighbours=self.neighbours,
+        )
+        self.parting = Parting(identity.worker, shared, self.neighbours, self.ledger)
         self.standing = Standing(
             shared,
             Candidate(identity.job, identity.worker, identity.secret, shared, anew=self._anew, fed=self._fed),
@@ -156,15 +157,6 @@ class Engine:
             if shared.generation and self._broken_at is None:
                 self._broken_at = time.monotonic()
         self.neighbours.abort(before=world.generation)
-
-    def stop(self, *, awaits_checkpoint: bool) -> None:
-        """The run was asked to stop (bus thread): all leave together, not before the last checkpoint was asked for."""
-        self._stays_until = time.monotonic() + (LAST_CHECKPOINT if awaits_checkpoint else 0.0)
-        self.stopping = True
-
-    def checkpoint_asked(self) -> None:
-        """The last checkpoint of a run that stops was asked for (bus thread): no reason any more to stay."""
-        self._stays_until = 0.0
 
     def on_plan(self, plan: Plan) -> None:
         """A plan was heard (bus thread)."""
@@ -212,16 +204,6 @@ class Engine:
         """Register again after a world went on without us (main thread)."""
         self.standing.come_back()
 
-    def hand_over(self, seconds: float) -> None:
-        """The script leaves the loop early: what was begun is sent, the ledger is stored, as far as can be."""
-        deadline = time.monotonic() + seconds
-        if self.neighbours.following is not None:
-            self.neighbours.following.drain(seconds)
-        self.ledger.flush()
-        with self.shared.cv:
-            while not self.ledger.empty and time.monotonic() < deadline:
-                self.shared.cv.wait(0.1)
-
     # ------------------------------------------------------------------------------------------------ serving
 
     def _serve(self, world: WorldChanged) -> None:
@@ -257,7 +239,7 @@ class Engine:
                 self._part_for(settled.switch)
                 return
         self.shared.switch()
-        self._finish(ring)
+        self.parting.finish(ring)
 
     def _part_for(self, generation: int) -> None:
         """A planned world follows: what we owe the next worker of this ring is sent before the links are closed."""
@@ -295,7 +277,7 @@ class Engine:
             own=shared.own_buffers,
             arrivals=shared.early,
             samples=lambda slot: shared.samples(step, slot),
-            wishes=self._wishes,
+            wishes=self.voice.wishes,
             settle=lambda wishes: control.settle(
                 wishes, owners, self.slots, generation=world.generation, ring=ring, current=decision.current
             ),
@@ -327,33 +309,6 @@ class Engine:
             self._broken_at = None
         return settled
 
-    def _wishes(self) -> Wishes:
-        shared = self.shared
-        weights, fed = self._own_weights(), self._teaches_outside()
-        leaves = bool(shared.leaving) and time.monotonic() >= self._stays_until
-        with shared.cv:
-            return Wishes(
-                plan=shared.plan if shared.plan and shared.plan.generation == shared.generation else None,
-                leaving=self.caller.leavers | ({self.identity.worker} if leaves else frozenset()),
-                checkpoint=shared.checkpoint if shared.step + 1 >= shared.checkpoint_from else "",
-                ledger=self.ledger.stored,
-                chain=shared.chain,
-                weights=weights,
-                state=shared.weights.state if weights else 0,
-                notes=tuple(shared.notes[slot] for slot in sorted(shared.notes)),
-                switch=shared.upcoming.generation if shared.upcoming is not None else 0,
-                fed=fed,
-                stopping=self.stopping,
-            )
-
-    def _teaches_outside(self) -> bool:
-        """Somebody outside learns from us, or did a moment ago: one that is cut off begins anew."""
-        now, step = time.monotonic(), self.shared.step
-        if self.feeder.fed:
-            self._fed_lately = now + FED_LATELY, step + 1
-        until, last = self._fed_lately
-        return now < until or step <= last
-
     def _anew(self, step: int, chain: int) -> None:
         """A candidate begins (again) with a fresh copy of the state (its own thread)."""
         self.shared.start_learning(step, (), chain)
@@ -364,28 +319,6 @@ class Engine:
         self._commit(result, publish=False)
         with self.shared.cv:  # it followed on ours, chain and all: what we have is the run's
             self.shared.current = self.shared.whole and not self.shared.learning
-
-    def _own_weights(self) -> int:
-        """The digest of the weights that our slots were computed with, 0 if we computed none.
-
-        Raises:
-            Diverged: they changed meanwhile, and nobody is here who could have the right ones.
-            LinkBroken: they changed meanwhile: the roll call finds out who has the right ones.
-        """
-        shared = self.shared
-        if not shared.own_slots():
-            return 0
-        digest = shared.own_weights()
-        if shared.weights.before:
-            why = f"the weights changed while step {shared.step} was computed with them"
-            if self.neighbours.following is not None:
-                raise LinkBroken("next", f"diverged: {why}")
-            raise Diverged(
-                f"{why}, and no other worker has them",
-                hint="bad memory, or a script that changes weights through .data in its forward pass "
-                "(then run it with --no-verify-weights); the run goes back to its last checkpoint",
-            )
-        return digest
 
     def _commit(self, result: Result, *, publish: bool) -> None:
         shared = self.shared
@@ -405,7 +338,7 @@ class Engine:
             self.ledger.flush()  # a checkpoint counts only once the ledger reaches its step
         # who reduces nothing (a spare, a learner) has no say in the control piece; it sees that it has no slots
         me, busy = self.identity.worker, {r.worker for r in settled.owners}
-        together = settled.stop or self.stopping
+        together = settled.stop or self.voice.stopping
         if shared.leaving and not together and (me in settled.leaving or me not in busy):
             self._say_idle()
 
@@ -419,40 +352,6 @@ class Engine:
                 )
             )
             shared.leaving = "idle"
-
-    def _finish(self, ring: list[str]) -> None:
-        """After the last step: everybody's script has left the loop, the ledger is stored; then BYE."""
-        shared = self.shared
-        with shared.cv:
-            while shared.main_step is None or shared.main_step < shared.total:
-                if self.shared.moved():
-                    raise WorldMoved("a newer world arrived at the end of the run")
-                shared.cv.wait()
-        if ring[0] == self.identity.worker:
-            self._store_ledger()
-        links = self.neighbours
-        mine = [shared.own_weights(), shared.weights.state]
-        ends = circulate(ring.index(self.identity.worker), len(ring), links.previous, links.following, mine)
-        if not roll_call.agreed([(int(weights), int(state)) for weights, state in ends]):
-            raise LinkBroken("previous", f"diverged: the states after step {shared.total - 1} are not equal")
-        self._part()
-
-    def _store_ledger(self) -> None:
-        deadline = time.monotonic() + FLUSH_PATIENCE
-        self.ledger.flush()
-        with self.shared.cv:
-            while not self.ledger.empty and time.monotonic() < deadline:
-                if self.shared.moved():
-                    raise WorldMoved("a newer world arrived while the ledger was being stored")
-                self.shared.cv.wait(0.25)
-
-    def _part(self) -> None:
-        shared = self.shared
-        self.neighbours.bye(shared.total)
-        with shared.cv:
-            shared.finished = True
-            shared.enter("finish")
-            shared.cv.notify_all()
 
     # ------------------------------------------------------------------------------------- when it breaks
 
@@ -482,7 +381,7 @@ class Engine:
     def _lost(self, world: WorldChanged, broken: LinkBroken) -> None:
         shared = self.shared
         if broken.orderly and shared.main_step is not None and shared.main_step >= shared.total:
-            self._part()
+            self.parting.bye()
             return
         with shared.cv:
             if self._broken_at is None:

@@ -65,11 +65,11 @@ class Hearing:
                 engine.on_plan(Plan(event.generation, event.version, event.ranges))
             case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
                 self._saving.hear(event)
-                if isinstance(event, CheckpointRequested) and not event.reassigned and engine.stopping:
-                    engine.checkpoint_asked()
+                if isinstance(event, CheckpointRequested) and not event.reassigned and engine.voice.stopping:
+                    engine.voice.checkpoint_asked()
             case JobStopAsked():
                 # of this run: only what is said from our start on is heard
-                engine.stop(awaits_checkpoint=bool(self._context.checkpoint_dir) and not event.at_once)
+                engine.voice.stop(awaits_checkpoint=bool(self._context.checkpoint_dir) and not event.at_once)
             case WorkerRefused():
                 if (event.worker, event.incarnation) == (shared.worker, shared.incarnation):
                     shared.fail(RefusedByJob(event.reason))

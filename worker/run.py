@@ -321,7 +321,7 @@ class Run:
 
     def _stop_early(self) -> None:
         """The script left the loop before its last step, and well: it has had enough (early stopping)."""
-        self._engine.hand_over(_HAND_OVER)
+        self._engine.parting.hand_over(_HAND_OVER)
         self._say_finished(self._done)
 
     def _say_finished(self, step: int) -> None:
