@@ -108,6 +108,7 @@ def test_a_node_that_left_and_how_many_take_part() -> None:
     )
     by = {n["node"]: n for n in nodes(status, 10.0, 10.0)}
     assert (by["b"]["state"], by["b"]["reason"], by["b"]["up"]) == ("gone", "drained: rack 3", False)
+    assert (by["a"]["workers"], by["b"]["workers"]) == (1, 0)
     assert by["b"]["gone_at"] == 1006.0
     assert str(row(by["b"], 10.0)[2]).startswith("gone since ")
     status = beat(see(status, came("b"), 9.0, 1009.0, 9), "b")

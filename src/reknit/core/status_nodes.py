@@ -129,7 +129,7 @@ def _node(status: Status, node: Node, now: float | None, wall: float | None, liv
         "state": state,
         "up": node.up,
         "load": finite(node.pulse.load) if node.pulse else None,
-        "workers": sum(w.state not in GONE and w.state != "refused" for w in workers),
+        "workers": sum(w.state not in GONE and w.state != "refused" for w in workers) if state != "gone" else 0,
         "members": sum(w.worker in inside for w in workers),
         "restarts": node.restarts,
         "flaps": max(node.comings - 1, 0),
