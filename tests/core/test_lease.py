@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from reknit.core.connection import Connection
 from reknit.core.context import ENDPOINT, Endpoint, to_env
+from reknit.core.jetstream import unpacked
 from reknit.core.lease import LOOK, TTL, Lease
 from reknit.core.undone import KEEP, MOST, Undone
 from support.buses import Broker, joined, until
@@ -140,10 +143,13 @@ async def test_without_the_right_to_a_bucket_everybody_acts(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that forbids us the bucket: two of a kind do everything twice, as without a lease."""
-    from reknit.core import lease as module
 
-    monkeypatch.setattr(module, "_API", "$SYS.REQ")  # a subject that our account may not use as an API
-    monkeypatch.setattr(module, "BLIND_AFTER", 0.5)
+    async def elsewhere(connection: Connection, verb: str, _body: Any, *, timeout: float) -> dict[str, Any]:
+        # a subject that our account may not use as an API
+        return unpacked(await connection.ask(f"$SYS.REQ.{verb}", b"", timeout=timeout))
+
+    monkeypatch.setattr("reknit.core.lease.call", elsewhere)
+    monkeypatch.setattr("reknit.core.lease.BLIND_AFTER", 0.5)
     async with claimant(endpoint) as one, claimant(endpoint) as two:
         await until(lambda: one.held and two.held, "both act")
 

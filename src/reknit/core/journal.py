@@ -11,40 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nats.aio.msg import Msg
-
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
-from reknit.core.inbox import new_inbox
-from reknit.core.stored import Stored, header_lines, place_of, seconds_of
+from reknit.core.jetstream import EXPECT_LAST, IN_USE, NO_PEERS, NOT_FOUND, NOT_NOW, STALE, Refused, call, unpacked
+from reknit.core.replay import replay
+from reknit.core.stored import Stored, header_lines, seconds_of
 from reknit.core.subjects import LIVE, STORED_SUBJECTS, STREAM
 
 MSG_ID = "Nats-Msg-Id"
-EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
 REPLICAS = 3
 """Copies of each event where the brokers are a cluster of so many or more: one may die, nothing is lost."""
 DUPLICATE_WINDOW = 120.0
 """Seconds for which the broker recognises a message id; later this file looks it up itself."""
-_API = "$JS.API"
 _REPLICAS, _AUTO = "reknit-replicas", "auto"
 """Key of a stream's metadata that holds the number of replicas somebody asked for, or that nobody did."""
 _DESCRIPTION = "every event of every job, in order"
-_STALE = {10070, 10071, 10164}
-_NOT_FOUND = {10037, 10059}  # no message found, stream not found
-_IN_USE = 10058
-NO_PEERS = 10005
-"""The broker's word for: the cluster has fewer brokers, now, than replicas are wanted."""
-_BATCH = 500
-_BATCH_BYTES = 16 * 1024 * 1024  # more than one largest message, less than what makes the broker call us slow
-_STALL = 5.0
+_ANSWER = 5.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0
 
 _log = log.get("journal")
@@ -64,13 +52,6 @@ class State:
     created: str
     last: int
     ahead: float = 0.0
-
-
-class _Refused(ReknitError):
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(str(error.get("description", error)))
-        self.status = int(error.get("code", 0))
-        self.code = int(error.get("err_code", 0))
 
 
 class Journal:
@@ -131,8 +112,8 @@ class Journal:
         async def once() -> State:
             try:
                 found = await self._call(f"STREAM.INFO.{STREAM}")
-            except _Refused as refused:
-                if refused.code not in _NOT_FOUND:
+            except Refused as refused:
+                if refused.code not in NOT_FOUND:
                     raise
                 found = await self._create()
             return self._check(await self._grown(found))
@@ -155,10 +136,10 @@ class Journal:
         }
         try:
             return await self._call(f"STREAM.CREATE.{STREAM}", config)
-        except _Refused as refused:
+        except Refused as refused:
             if refused.code == NO_PEERS and not self._wanted:
                 return await self._call(f"STREAM.CREATE.{STREAM}", {**config, "num_replicas": 1})  # it grows later
-            if refused.code != _IN_USE:
+            if refused.code != IN_USE:
                 raise
             return await self._call(f"STREAM.INFO.{STREAM}")  # another one was faster
 
@@ -176,7 +157,7 @@ class Journal:
         more = {"subjects": sorted(here | set(STORED_SUBJECTS)), "num_replicas": max(replicas, self.replicas)}
         try:
             return await self._call(f"STREAM.UPDATE.{STREAM}", {**config, **more})
-        except _Refused as refused:
+        except Refused as refused:
             if here < set(STORED_SUBJECTS):
                 raise
             _log.debug("stored on fewer brokers than wanted", have=replicas, want=self.replicas, reason=str(refused))
@@ -245,9 +226,9 @@ class Journal:
                     await self._ensure_soon(deadline)
                 raise
             try:
-                return int(_unpacked(answer)["seq"])
-            except _Refused as refused:
-                if refused.code not in _STALE:
+                return int(unpacked(answer)["seq"])
+            except Refused as refused:
+                if refused.code not in STALE:
                     raise
                 # It may be our own earlier attempt that came first. Then it is the one that follows on `expect_last`.
                 own = await self._is_next(subject, (expect_last or 0) + 1, headers[MSG_ID])
@@ -319,8 +300,8 @@ class Journal:
     async def _get(self, query: dict[str, Any]) -> Stored | None:
         try:
             found = (await self._call(f"STREAM.MSG.GET.{self._stream}", query))["message"]
-        except _Refused as refused:
-            if refused.code in _NOT_FOUND:
+        except Refused as refused:
+            if refused.code in NOT_FOUND:
                 return None
             raise
         return Stored(
@@ -341,89 +322,17 @@ class Journal:
         Raises:
             NotAnswered: the connection broke or the broker stalled; what was given so far was in order and complete.
         """
-        name = secrets.token_hex(11)
-        made = await self._call(
-            f"CONSUMER.CREATE.{self._stream}.{name}",
-            {
-                "stream_name": self._stream,
-                "action": "create",
-                "config": {
-                    "name": name,
-                    "filter_subjects": list(filters),
-                    "deliver_policy": "by_start_sequence",
-                    "opt_start_seq": max(from_seq, 1),
-                    "ack_policy": "none",
-                    "mem_storage": True,
-                    "num_replicas": 1,
-                    "headers_only": headers_only,
-                    "inactive_threshold": int(30e9),
-                },
-            },
-        )
-        if int(made["num_pending"]):
-            await self._pull(name, int(made["num_pending"]), sink)
-        # Not awaited on purpose: the broker forgets it by itself if this is lost.
-        await self._connection.send(f"{_API}.CONSUMER.DELETE.{self._stream}.{name}", reply=new_inbox())
 
-    async def _pull(self, consumer: str, count: int, sink: Callable[[Stored], None]) -> None:
-        inbox = new_inbox()
-        woken = asyncio.Event()
-        got, status, lost, number = 0, "", False, 0
+        def note(stored: Stored) -> None:
+            self._newest = max(self._newest, stored.seq)
+            sink(stored)
 
-        def on_message(message: Msg) -> None:
-            nonlocal got, status
-            woken.set()
-            headers = message.headers or {}
-            if "Status" in headers:
-                # 404: no more there; 409: the next one would not fit into the bytes of this pull. The end of a pull
-                # that had all its messages may be told late ("409 Batch Completed"), when the next one runs already.
-                if message.subject == f"{inbox}.{number}":
-                    status = f"{headers['Status']} {headers.get('Description', '')}"
-                return
-            got += 1
-            seq, at = place_of(message.reply)
-            self._newest = max(self._newest, seq)
-            sink(Stored(message.subject, seq, headers, message.data, time=at))
-
-        def on_lost() -> None:
-            nonlocal lost
-            lost = True
-            woken.set()
-
-        self._connection.on_lost.append(on_lost)
-        listener = await self._connection.listen(f"{inbox}.*", on_message, bounded=False)
-        try:
-            while count > 0:
-                got, status, number = 0, "", number + 1
-                batch = min(_BATCH, count)
-                pull = json.dumps({"batch": batch, "max_bytes": _BATCH_BYTES, "no_wait": True}).encode()
-                next_ = f"{_API}.CONSUMER.MSG.NEXT.{self._stream}.{consumer}"
-                await self._connection.send(next_, pull, reply=f"{inbox}.{number}")
-                while got < batch and not status:
-                    woken.clear()
-                    if lost:
-                        raise NotAnswered("the connection broke while reading the log", "lost")
-                    try:
-                        async with asyncio.timeout(_STALL):
-                            await woken.wait()
-                    except TimeoutError:
-                        raise NotAnswered(
-                            f"the broker stalled for {_STALL:g} s while reading the log", "late"
-                        ) from None
-                if got == 0:
-                    if status.startswith("404"):
-                        return  # less there than was counted: somebody removed messages by hand
-                    raise NotAnswered(f"reading the log ended: {status}", "lost")
-                count -= got
-        finally:
-            self._connection.on_lost.remove(on_lost)
-            await listener.stop()
+        await replay(self._connection, self._stream, filters, from_seq, note, headers_only=headers_only)
 
     # ----------------------------------------------------------------------------------------------------- parts
 
     async def _call(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        payload = json.dumps(body).encode() if body is not None else b""
-        return _unpacked(await self._connection.ask(f"{_API}.{verb}", payload, timeout=_STALL))
+        return await call(self._connection, verb, body, timeout=_ANSWER)
 
     async def _until(self, deadline: float, once: Callable[[], Awaitable[T]]) -> T:
         """Try until it works, the broker refuses for good, or time is over."""
@@ -434,18 +343,11 @@ class Journal:
                 return await once()
             except NotAnswered as error:
                 problem = str(error)
-            except _Refused as refused:
-                if refused.status != 503:  # 503: no leader, no space, not yet open: it may become better
+            except Refused as refused:
+                if refused.status != NOT_NOW:
                     raise ReknitError(f"the broker at {self._connection.url} refused: {refused}") from refused
                 problem = f"it refused: {refused}"
             if time.monotonic() + pause > deadline:
                 raise ControlPlaneUnreachable(f"the broker at {self._connection.url} did not do it in time: {problem}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
-
-
-def _unpacked(answer: Msg) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(answer.data)
-    if "error" in body:
-        raise _Refused(body["error"])
-    return body

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -39,7 +38,7 @@ from reknit.core import log
 from reknit.core.answers import Answers, ask_once
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
-from reknit.core.journal import NO_PEERS
+from reknit.core.jetstream import EXPECT_LAST, NO_PEERS, NO_STREAM, NOT_FOUND, NOT_NOW, STALE, Refused, call, unpacked
 
 BUCKET = "reknit"
 TTL = 3.0
@@ -52,9 +51,6 @@ ANSWER = 0.5
 BLIND_AFTER = 12.0
 """Seconds of a standing connection over which no lease can be had; an election among brokers takes 4 to 9."""
 _MARGIN = 0.5
-_STALE = {10070, 10071, 10164}
-_NOT_FOUND = {10037, 10059}
-_API = "$JS.API"
 _ASK = 2.0
 
 _log = log.get("lease")
@@ -72,13 +68,6 @@ class Claim(msgspec.Struct, frozen=True):
     holder: str
     client_id: int = 0
     where: str = ""
-
-
-class _Refused(ReknitError):
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(str(error.get("description", error)))
-        self.status = int(error.get("code", 0))
-        self.code = int(error.get("err_code", 0))
 
 
 class Lease:
@@ -173,8 +162,8 @@ class Lease:
             except Unauthorized as error:
                 self._go_without(str(error))
                 return
-            except _Refused as error:
-                if error.status != 503:  # 503: no leader just now
+            except Refused as error:
+                if error.status != NOT_NOW:
                     self._go_without(str(error))
                     return
                 self._in_trouble(str(error))
@@ -225,20 +214,20 @@ class Lease:
         """Take or renew it by compare-and-set; False if somebody else was faster."""
         before, began = self.other, time.monotonic()
         mine = Claim(self.me, self._connection.client_id, f"pid {os.getpid()} on {socket.gethostname()}")
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
+        headers = {EXPECT_LAST: str(self._revision)}
         try:
             answer = await self._connection.ask(
                 self._subject, msgspec.json.encode(mine), headers=headers, timeout=min(_ASK, TTL - _MARGIN)
             )
-            revision = int(_unpacked(answer.data)["seq"])
+            revision = int(unpacked(answer)["seq"])
         except NotAnswered as problem:
             if problem.why == "nobody":
                 await self._make()
                 self._revision = 0
                 self._wake.set()
             raise
-        except _Refused as refused:
-            if refused.code not in _STALE:
+        except Refused as refused:
+            if refused.code not in STALE:
                 raise
             return await self._lost()
         new, lapsed = self._renewed is None, not self.held
@@ -266,10 +255,10 @@ class Lease:
         """Revision and content of the key, None if there is none; the bucket is made if it is missing."""
         try:
             found = (await self._call(f"STREAM.MSG.GET.KV_{BUCKET}", {"last_by_subj": self._subject}))["message"]
-        except _Refused as refused:
-            if refused.code not in _NOT_FOUND:
+        except Refused as refused:
+            if refused.code not in NOT_FOUND:
                 raise
-            if refused.code == 10059:
+            if refused.code == NO_STREAM:
                 await self._make()
             self._revision = 0
             return None
@@ -295,27 +284,19 @@ class Lease:
         }
         try:
             await self._call(f"STREAM.CREATE.KV_{BUCKET}", config)
-        except _Refused as refused:
+        except Refused as refused:
             if refused.code == NO_PEERS and config["num_replicas"] != 1:
                 await self._call(f"STREAM.CREATE.KV_{BUCKET}", {**config, "num_replicas": 1})
                 return
-            if refused.status == 503:
+            if refused.status == NOT_NOW:
                 raise
-            with contextlib.suppress(_Refused):  # it is there, made otherwise
+            with contextlib.suppress(Refused):  # it is there, made otherwise
                 await self._call(f"STREAM.INFO.KV_{BUCKET}", {})
                 return
             await self._call(f"STREAM.CREATE.KV_{BUCKET}", {**config, "storage": "file"})
 
     async def _call(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._connection.ask(f"{_API}.{verb}", json.dumps(body).encode(), timeout=_ASK)
-        return _unpacked(answer.data)
-
-
-def _unpacked(data: bytes) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(data)
-    if "error" in body:
-        raise _Refused(body["error"])
-    return body
+        return await call(self._connection, verb, body, timeout=_ASK)
 
 
 def _token(holder: str) -> str:

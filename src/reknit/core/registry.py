@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import secrets
@@ -30,12 +29,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from nats.aio.msg import Msg
-
 from reknit.core import log
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.errors import ReknitError, Unauthorized
-from reknit.core.journal import EXPECT_LAST, NO_PEERS, Journal
+from reknit.core.jetstream import EXPECT_LAST, IN_USE, NO_PEERS, STALE, Refused, call, unpacked
+from reknit.core.journal import Journal
 from reknit.core.registry_entry import KEPT, KINDS, Card, Entry, Seen, decode, encode
 from reknit.core.registry_watch import BUCKET, LIVE, PREFIX, Change, Watch, is_deleted
 from reknit.core.stored import Stored
@@ -46,7 +44,6 @@ EVERY = 5.0
 _GROW_EVERY = 60.0
 _ANSWER = 2.0
 _FAREWELL = 0.5
-_STALE = {10070, 10071, 10164}
 
 _log = log.get("registry")
 
@@ -165,15 +162,15 @@ class Registry:
         if self._journal.replicas == 1 or now < self._grow_at:
             return
         self._grow_at = now + _GROW_EVERY
-        found = _unpacked(await self._connection.ask(f"$JS.API.STREAM.INFO.{STREAM}", timeout=_ANSWER))
-        if "error" in found:
+        try:
+            found = await self._call("INFO")
+        except Refused:
             return
         if self._journal.lacks_replicas(found["config"]):
-            more = {**found["config"], "num_replicas": self._journal.replicas}
-            subject = f"$JS.API.STREAM.UPDATE.{STREAM}"
-            answer = _unpacked(await self._connection.ask(subject, json.dumps(more).encode(), timeout=_ANSWER))
-            if "error" in answer:
-                _log.debug("the bucket lies on fewer brokers than wanted", reason=str(answer["error"]))
+            try:
+                await self._call("UPDATE", {**found["config"], "num_replicas": self._journal.replicas})
+            except Refused as refused:
+                _log.debug("the bucket lies on fewer brokers than wanted", reason=str(refused))
                 return
         self._grow_at = math.inf
 
@@ -187,13 +184,13 @@ class Registry:
     async def _write(self, key: str, data: bytes, headers: dict[str, str], revision: int | None) -> int:
         if revision is not None:
             headers = {**headers, EXPECT_LAST: str(revision)}
-        answer = _unpacked(await self._connection.ask(f"{PREFIX}{key}", data, headers=headers, timeout=_ANSWER))
-        error = answer.get("error")
-        if error is None:
-            return int(answer["seq"])
-        if int(error.get("err_code", 0)) in _STALE:
-            raise _Conflict(str(error.get("description", error)))
-        raise ReknitError(f"the broker refused {key}: {error.get('description', error)}")
+        answer = await self._connection.ask(f"{PREFIX}{key}", data, headers=headers, timeout=_ANSWER)
+        try:
+            return int(unpacked(answer)["seq"])
+        except Refused as refused:
+            if refused.code in STALE:
+                raise _Conflict(str(refused)) from None
+            raise ReknitError(f"the broker refused {key}: {refused}") from None
 
     async def holder(self, key: str) -> tuple[str, int]:
         """Return the life that wrote a key last and its revision; ("", 0) if nobody has it."""
@@ -221,23 +218,30 @@ class Registry:
             # what is stored, and only that, is told to watchers; a subscription to the keys hears refused writes too
             "republish": {"src": ">", "dest": f"{LIVE}.>"},
         }
-        error = await self._made(config)
-        if error is not None and int(error.get("err_code", 0)) == NO_PEERS:
-            error = await self._made({**config, "num_replicas": 1})
+        refused = await self._made(config)
+        if refused is not None and refused.code == NO_PEERS:
+            refused = await self._made({**config, "num_replicas": 1})
             self._grow_at = 0.0
-        if error is not None and int(error.get("err_code", 0)) != 10058:  # 10058: another one was faster
-            raise ReknitError(f"the bucket {BUCKET} cannot be made: {error.get('description', error)}")
+        if refused is not None and refused.code != IN_USE:  # in use: another one was faster
+            raise ReknitError(f"the bucket {BUCKET} cannot be made: {refused}")
 
-    async def _made(self, config: dict[str, Any]) -> dict[str, Any] | None:
+    async def _made(self, config: dict[str, Any]) -> Refused | None:
         """Make the bucket; return what the broker has against it, None if it is there now."""
-        subject = f"$JS.API.STREAM.CREATE.{STREAM}"
-        answer = _unpacked(await self._connection.ask(subject, json.dumps(config).encode(), timeout=_ANSWER))
-        return answer.get("error")
+        try:
+            await self._call("CREATE", config)
+        except Refused as refused:
+            return refused
+        return None
 
     async def _broker_now(self) -> float | None:
         """The broker's clock; None if there is no bucket."""
-        answer = _unpacked(await self._connection.ask(f"$JS.API.STREAM.INFO.{STREAM}", timeout=_ANSWER))
-        return datetime.fromisoformat(answer["ts"]).timestamp() if "error" not in answer else None
+        try:
+            return datetime.fromisoformat((await self._call("INFO"))["ts"]).timestamp()
+        except Refused:
+            return None
+
+    async def _call(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return await call(self._connection, f"STREAM.{verb}.{STREAM}", body, timeout=_ANSWER)
 
 
 class Registration:
@@ -323,8 +327,3 @@ class Registration:
         if text != self._said and self._connection.connected:
             self._said = text
             _log.info("not registered now", key=self._key, reason=text)
-
-
-def _unpacked(answer: Msg) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(answer.data)
-    return body
