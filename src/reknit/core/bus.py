@@ -5,63 +5,38 @@ returns its sequence; `bus.post(job, event)` does it later, in order, whatever h
 `await bus.follow(callback, job=job)` hears every event once, in order, the old ones first.
 
 How it holds together is told in docs/architecture.md, "The bus"; its parts: `connection`, `journal` (the stored
-stream), `follow` (hearing), `outbox` (posting).
+stream), `envelope` (events in stored messages), `follow` (hearing), `outbox` (posting).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from nats.aio.msg import Msg
 
-from reknit.core import log, telemetry, wire
+from reknit.core import log, wire
 from reknit.core.answers import Answers, ask_once, request
 from reknit.core.connection import Connection, NotAnswered
 from reknit.core.context import Endpoint
+from reknit.core.envelope import Received, opened, sealed
 from reknit.core.errors import ReknitError, StaleWorld, UsageError, WireError
-from reknit.core.events import AREAS, AnyEvent, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged, kind_of
+from reknit.core.events import AREAS, AnyPulse, Event, NodePulse, Pulse, WorkerPulse, WorldChanged
 from reknit.core.follow import Follow, subjects
-from reknit.core.journal import MSG_ID, Journal, State
+from reknit.core.journal import Journal, State
 from reknit.core.lease import Lease
 from reknit.core.micro import Micro
 from reknit.core.news import News
-from reknit.core.outbox import Letter, Outbox
+from reknit.core.outbox import Outbox
 from reknit.core.registry import Registry
 from reknit.core.stored import Stored
-from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, subject_of, valid_name
+from reknit.core.subjects import ROOT, heartbeat_subject, job_and_area, valid_name
+
+__all__ = ["Bus", "Received"]
 
 _log = log.get("bus")
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One stored event.
-
-    Attributes:
-        event: what was said.
-        job: of which job.
-        seq: place in the log; one order for all jobs.
-        id: the event's id, unique among events of its kind in its job.
-        source: who said it.
-        time: when, seconds since the epoch by the speaker's clock: for people, never for decisions.
-        stored: when the broker stored it, seconds since the epoch by its clock: the same for all who read the log.
-        trace: traceparent of what it belongs to, or "".
-    """
-
-    event: AnyEvent
-    job: str
-    seq: int
-    id: str
-    source: str
-    time: float
-    trace: str
-    stored: float = 0.0
 
 
 class Bus:
@@ -192,7 +167,7 @@ class Bus:
             Unauthorized: the broker forbids it.
             ReknitError: the broker will never take it (too large, for instance).
         """
-        letter = self._letter(job, event, id, trace)
+        letter = sealed(job, event, source=self.source, id=id, trace=trace)
         until = time.monotonic() + deadline
         while True:
             try:
@@ -213,7 +188,7 @@ class Bus:
         newest = 0
         while (stored := await self._journal.next(subject, max(after, newest) + 1, deadline)) is not None:
             try:
-                self._decoded(stored)
+                opened(stored)
             except WireError:
                 newest = stored.seq
             else:
@@ -229,7 +204,7 @@ class Bus:
         trace: str | None = None,
     ) -> None:
         """Store an event once, later: posts keep their order and survive outages of the broker, not of this process."""
-        self._outbox.put(self._letter(job, event, id, trace))
+        self._outbox.put(sealed(job, event, source=self.source, id=id, trace=trace))
 
     async def flush(self, timeout: float) -> bool:
         """Wait until everything posted is stored; False if it is not within `timeout` seconds."""
@@ -246,24 +221,6 @@ class Bus:
             )
         except NotAnswered as error:
             _log.debug("heartbeat not sent", reason=str(error))
-
-    def _letter(self, job: str, event: Event, id: str | None, trace: str | None) -> Letter:  # noqa: A002
-        subject = subject_of(valid_name(job, "job"), event)
-        name = id or uuid.uuid4().hex
-        headers = {
-            # The broker compares ids over the whole stream: without the subject two jobs, or two kinds of events, with
-            # one id would swallow each other's.
-            MSG_ID: f"{subject}/{name}",
-            "ce-id": name,
-            "ce-source": self.source,
-            "ce-type": kind_of(event),
-            "ce-time": datetime.now(UTC).isoformat(),
-            "ce-specversion": "1.0",
-        }
-        parent = telemetry.inject() if trace is None else trace
-        if parent:
-            headers["traceparent"] = parent
-        return Letter(subject, wire.deflate(wire.encode(event)), headers)
 
     # -------------------------------------------------------------------------------------------------- events in
 
@@ -345,7 +302,7 @@ class Bus:
         """
         subject = f"{ROOT}.{valid_name(job, 'job')}.{WorldChanged.__struct_config__.tag}"
         stored = await self._journal.last(subject, time.monotonic() + deadline)
-        return self._decoded(stored) if stored is not None else None
+        return opened(stored) if stored is not None else None
 
     async def pulses(self, callback: Callable[[str, AnyPulse], None], *, job: str = "*", member: str = "*") -> None:
         """Hear heartbeats: the callback gets the job and the pulse.
@@ -390,27 +347,10 @@ class Bus:
 
     def _received(self, stored: Stored) -> Received | None:
         try:
-            return self._decoded(stored)
+            return opened(stored)
         except ReknitError as error:
             self._count_unreadable(stored.subject, error, seq=stored.seq)
             return None
-
-    def _decoded(self, stored: Stored) -> Received:
-        job, area = job_and_area(stored.subject)
-        event: AnyEvent = wire.decode(wire.inflate(stored.data), AREAS.get(area, AnyEvent))
-        if stored.subject != subject_of(job, event):
-            raise UsageError(f"a {kind_of(event)} does not belong there")
-        head = stored.headers
-        return Received(
-            event=event,
-            job=job,
-            seq=stored.seq,
-            id=head.get("ce-id") or f"seq-{stored.seq}",
-            source=head.get("ce-source", ""),
-            time=_seconds(head.get("ce-time", "")),
-            trace=head.get("traceparent", ""),
-            stored=stored.time,
-        )
 
     def _count_unreadable(self, subject: str, error: Exception, **where: int) -> None:
         self.unreadable[subject] += 1
@@ -475,10 +415,3 @@ class Bus:
 
 def _job(job: str) -> str:
     return job if job == "*" else valid_name(job, "job")
-
-
-def _seconds(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
