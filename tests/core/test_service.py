@@ -227,7 +227,7 @@ async def test_what_is_under_way_is_not_asked_for_twice(broker: Broker) -> None:
             broker.kill()
             runner._tell(Told("j", numbered(1), 0.0))
             await until(lambda: len(asked) > 10, "ten ticks")
-            assert runner._outbox.qsize() <= 1
+            assert runner._publications.waiting <= 1
             broker.start()
             await until(lambda: runner._jobs["j"].state == "done", "the world")
         assert generations(await bus.backlog()) == [1]
@@ -246,10 +246,12 @@ async def test_what_is_worth_saying_for_a_moment_only_is_not_said_after_an_outag
     async with joined(broker.endpoint) as bus, running(broker.endpoint, ask) as runner:
         broker.kill()
         runner._tell(Told("j", numbered(1), 0.0))
-        assert len(runner._under_way) == 3
-        await until(lambda: {key[2] for key in runner._under_way} <= {"always"}, "the others to be given up")
+        assert len(runner._publications.under_way) == 3
+        await until(
+            lambda: {key[2] for key in runner._publications.under_way} <= {"always"}, "the others to be given up"
+        )
         broker.start()
-        await until(lambda: not runner._under_way, "the rest")
+        await until(lambda: not runner._publications.under_way, "the rest")
         assert [type(r.event) for r in await bus.backlog()] == [TargetsSet]
 
 

@@ -32,9 +32,10 @@ from reknit.core import log, telemetry
 from reknit.core.bus import Bus, Received
 from reknit.core.context import ENDPOINT, Endpoint, from_env
 from reknit.core.decision import Decision, Disconnected, Out, Tick, Told
-from reknit.core.errors import ControlPlaneUnreachable, ReknitError, StaleWorld, Unauthorized
+from reknit.core.errors import ReknitError
 from reknit.core.events import AnyPulse, JobFinished, JobSubmitted, kind_of
 from reknit.core.presence import announce
+from reknit.core.publications import Publications
 from reknit.core.registry_entry import Health
 from reknit.core.undone import Undone
 
@@ -43,7 +44,6 @@ __all__ = ["PING", "Decision", "Disconnected", "Out", "Runner", "Tick", "Told", 
 PING = "ping"
 INSTANCE = "REKNIT_INSTANCE"
 _CONNECT_TIMEOUT = 60.0
-_PUBLISH_DEADLINE = 5.0
 _GARBAGE = (20_000, 20, 50)
 """Thresholds of the garbage collector. What a reducer makes has no cycles, so counting references frees it; a full
 collection takes 25 to 80 ms where a thousand workers are known, and came every few seconds."""
@@ -159,7 +159,7 @@ class Runner(Generic[S]):
         self._initial = initial
         self._decide = decide
         self._act = act
-        self._span = f"{name}.{span}"
+        self._publications = Publications(bus, f"{name}.{span}")
         self._log = log.get("service")
         self._jobs: dict[str, _Job[S]] = {}
         self._live = False
@@ -168,8 +168,6 @@ class Runner(Generic[S]):
         self._errors: Counter[str] = Counter()
         self._failed_at = -math.inf
         self._failure = ""
-        self._outbox: asyncio.Queue[tuple[str, Out, str, str, float]] = asyncio.Queue()
-        self._under_way: set[tuple[str, str, str]] = set()
 
     @property
     def ready(self) -> bool:
@@ -196,7 +194,7 @@ class Runner(Generic[S]):
     ) -> None:
         """Serve until `ended` is set; what is under way then gets a moment to end."""
         await self._bus.serve(self._answers_as, PING, self._answer_ping)
-        publishing = asyncio.create_task(self._publish_all(), name="publish")
+        publishing = asyncio.create_task(self._publications.run(), name="publish")
         starting = asyncio.create_task(self._begin(pulses, disconnects), name="begin")
         ending = asyncio.create_task(ended.wait())
         ticking: asyncio.Task[None] | None = None
@@ -353,48 +351,10 @@ class Runner(Generic[S]):
                 self._tell(self._now(name, Tick()))
 
     def _ask(self, told: Told, out: Out, reason: str) -> bool:
-        key = (told.job, kind_of(out.event), out.id)
         if not self.acts:
-            self._keep(key, lambda: self._ask(told, out, reason))
+            self._keep((told.job, kind_of(out.event), out.id), lambda: self._ask(told, out, reason))
             return False
-        if key in self._under_way:
-            return False
-        self._under_way.add(key)
-        until = float("inf") if out.within is None else time.monotonic() + out.within
-        self._outbox.put_nowait((told.job, out, out.trace or told.trace, reason, until))
-        return True
-
-    async def _publish_all(self) -> None:
-        while True:
-            job, out, trace, reason, until = await self._outbox.get()
-            kind = kind_of(out.event)
-            deadline = min(_PUBLISH_DEADLINE, until - time.monotonic())
-            try:
-                if deadline <= 0.0:
-                    raise ControlPlaneUnreachable("what it was decided on is too long ago")
-                await self._publish(job, out, trace, reason, deadline)
-            except StaleWorld as error:
-                self._log.debug("somebody was faster", job=job, kind=kind, reason=str(error))
-            except Unauthorized as error:
-                self._log.error("forbidden", job=job, kind=kind, reason=str(error))
-            except ControlPlaneUnreachable as error:
-                self._log.warning("not published, will be decided again", job=job, kind=kind, reason=str(error))
-            except Exception as error:  # noqa: BLE001 - one bad publication must not end all that follow
-                self._log.error("not published", job=job, kind=kind, exc_info=error)
-            finally:
-                self._under_way.discard((job, kind, out.id))
-                self._outbox.task_done()
-
-    async def _publish(self, job: str, out: Out, trace: str, reason: str, deadline: float) -> None:
-        attributes = {"reknit.job": job, "reknit.kind": kind_of(out.event), "reknit.id": out.id}
-        if reason:
-            attributes["reknit.reason"] = reason
-        context = telemetry.context_from(trace)
-        with telemetry.tracer().start_as_current_span(self._span, context=context, attributes=attributes):
-            parent = telemetry.inject() or trace
-            await self._bus.publish(
-                job, out.event, id=out.id, expect_last=out.expect_last, trace=parent, deadline=deadline
-            )
+        return self._publications.ask(told.job, out, out.trace or told.trace, reason)
 
     def _ask_action(self, name: str, job: _Job[S], action: Any) -> bool:
         if self._act is None or action in job.pending:
@@ -421,13 +381,13 @@ class Runner(Generic[S]):
                 job.actions.task_done()
 
     async def _last_words(self) -> None:
-        under_way = [self._outbox.join(), *(job.actions.join() for job in self._jobs.values())]
+        under_way = [self._publications.all_done(), *(job.actions.join() for job in self._jobs.values())]
         try:
             async with asyncio.timeout(_LAST_WORDS):
                 await asyncio.gather(*under_way)
                 await self._bus.flush(_LAST_WORDS)
         except (TimeoutError, ReknitError):
-            self._log.warning("ended before all was published", left=self._outbox.qsize())
+            self._log.warning("ended before all was published", left=self._publications.waiting)
 
     async def _answer_ping(self, _question: bytes) -> bytes:
         return json.dumps(
