@@ -204,7 +204,8 @@ def _world(
     after = {(m.worker, m.incarnation) for m in members}
     added = tuple(m.worker for m in members if (m.worker, m.incarnation) not in before)
     dead = [e for about in verdict.dead.values() for e in about]
-    outlook = words.outlook(members, status, goes_on=record.knit and len(added) < len(members))
+    slots = record.terms.slots if record.terms else 0
+    outlook = words.outlook(members, status, slots=slots, goes_on=record.knit and len(added) < len(members))
     return WorldChanged(
         generation=record.generation + 1,
         run=record.run,

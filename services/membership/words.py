@@ -142,9 +142,9 @@ def why_apart(out: Sequence[str]) -> str:
     )
 
 
-def outlook(members: Sequence[Member], status: str, *, goes_on: bool) -> str:
+def outlook(members: Sequence[Member], status: str, *, slots: int, goes_on: bool) -> str:
     """Say how it goes on."""
-    one, crew = len(members) == 1, headcount(members)
+    one, crew = len(members) == 1, headcount(members, slots)
     if status == "paused":
         held = f"{crew} wait{'s' if one else ''}" if members else "nobody is there"
         return f"{held}: too few to go on"

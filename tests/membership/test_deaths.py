@@ -146,7 +146,8 @@ def test_many_certain_deaths_at_once_are_one_world() -> None:
     assert len(town.worlds) == 2
     assert town.members == names[:4] + names[20:]
     assert town.world.reason == (
-        "n1-0, n1-1, n1-2 and 13 more died: their agents reaped them or their scripts raised; 16 workers go on"
+        "n1-0, n1-1, n1-2 and 13 more died: their agents reaped them or their scripts raised; "
+        "8 workers and 8 spares go on"  # a step has eight slots
     )
 
 

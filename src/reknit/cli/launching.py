@@ -15,9 +15,8 @@ import os
 import signal
 import time
 
-from reknit.core import context, launch
+from reknit.core import launch
 from reknit.core.bus import Bus, Received
-from reknit.core.context import AgentContext
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, Unauthorized, UsageError
 from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked, WorldChanged
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
@@ -27,11 +26,14 @@ from reknit.core.settings import usable_cores
 from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
+from . import agent
 from .address import available_memory, route_to
+from .agent import AGENT
 from .awaited import Awaited
 from .crowd import crowded
 from .entry import enter, workers_of
 from .host_reader import HostReader
+from .last_words import last_words
 from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
@@ -40,7 +42,6 @@ from .progress import line_of, live_line, mark, missing
 from .root_cause import Failures
 from .summary import Ending, lines
 
-AGENT = "agent"
 LAUNCHER = "launcher"
 _LOOK = 0.2
 """Seconds between two looks at how things are."""
@@ -198,39 +199,14 @@ class Launch:
     # ------------------------------------------------------------------------------------------------------- agent
 
     def _agent(self) -> launch.Program:
-        order = self._order
-        told = AgentContext(
-            endpoint=self._plane.endpoint,
-            job=order.job,
-            run=self._spec.run,
+        return agent.program(
+            self._order,
+            self._spec,
             node=self._node,
-            nproc=workers_of(self._spec, order.nproc),
-            script=order.target,
-            args=order.spec.args,
-            module=order.module,
-            secret=order.secret,
+            endpoint=self._plane.endpoint,
             host=self._address,
-            labels=order.labels,
-            seeds=order.seeds,
-            log_dir=str(self._folder.logs),
-            slots=self._spec.slots,
-            checkpoint_dir=self._spec.checkpoint_dir,
-            max_restarts=self._spec.max_restarts,
-            grace=order.grace,
-            threads=order.threads,
-            lanes=order.lanes,
-            overlap=order.overlap,
-            resume=self._spec.resume,
-            resume_run=self._spec.resume_run,
-            transport=self._spec.transport,
-            verify_weights=self._spec.verify_weights,
-            chaos=self._spec.chaos,
-            gossip=self._spec.gossip,
-            gossip_port=order.gossip_port,
-            gossip_keys=order.gossip_keys,
+            folder=self._folder,
         )
-        env = {context.AGENT: context.to_env(told), "REKNIT_TRACE_DIR": str(self._folder.traces)}
-        return launch.module(AGENT, "reknit.worker.agent", env)
 
     async def _agent_is_done(self, code: int) -> bool:
         """True if this end of the agent's process is its proper one: then it is not started again."""
@@ -318,22 +294,16 @@ class Launch:
             await bus.publish(self._order.job, said, id=f"finished/{self._spec.run}", deadline=deadline)
 
     def _last_words(self, code: int) -> JobFinished:
-        """What the launcher says of a job of which nobody else can say how it ended."""
-        root = self._failures.root
-        words = {"run": self._spec.run, "step": self._status.committed}
-        if self._signals:
-            return JobFinished(outcome="stopped", reason=signal.Signals(self._signals[0]).name, **words)  # type: ignore[arg-type]
-        if code == 0 and not self._fatal:
-            ends = [worker.exit for worker in self._status.workers.values() if worker.node == self._node]
-            clean = bool(ends) and all(end is not None and end.code == 0 for end in ends)
-            joined = self._status.terms is not None
-            if clean and (not joined or self._status.committed >= self._status.steps):
-                said = "all scripts ended" + ("" if joined else "; no step was trained in the ring")
-                return JobFinished(outcome="completed", reason=said, **words)  # type: ignore[arg-type]
-            why = f": {self._farewell.reason}" if self._farewell is not None else ""
-            return JobFinished(outcome="stopped", reason=f"its last node has left{why}", **words)  # type: ignore[arg-type]
-        reason = self._fatal or (f"{root.worker}: {root.what}" if root else f"the agent ended with exit code {code}")
-        return JobFinished(outcome="failed", reason=reason, root_worker=root.worker if root else "", **words)  # type: ignore[arg-type]
+        return last_words(
+            self._status,
+            self._failures,
+            run=self._spec.run,
+            node=self._node,
+            code=code,
+            signalled=self._signals[0] if self._signals else 0,
+            fatal=self._fatal,
+            farewell=self._farewell,
+        )
 
     async def _close(self, bus: Bus, outcome: str, reason: str) -> None:
         if self._plane.ours and outcome != "drained":
@@ -426,7 +396,7 @@ class Launch:
         if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
             self._farewell = event
         awaiting = event.awaiting if isinstance(event, WorldChanged) else ""
-        line = line_of(event, awaited=self._awaited.worth(awaiting, time.monotonic()))
+        line = line_of(event, slots=self._status.slots, awaited=self._awaited.worth(awaiting, time.monotonic()))
         if line is not None:
             self._screen.note(*line)
 

@@ -40,7 +40,7 @@ def live_line(status: Status) -> str:
     if ahead is not None and ahead.rate > 0:
         parts.append(f"{ahead.rate:,.0f} samples/s")
     learning = sum(w.state == "learning" for w in status.workers.values())
-    parts.append(headcount(world.members) + (f", {learning} learning" if learning else ""))
+    parts.append(headcount(world.members, status.slots) + (f", {learning} learning" if learning else ""))
     parts.append(f"generation {world.generation}")
     if status.state not in {"running", "starting"}:
         parts.append(status.state + (f": waiting for {world.awaiting}" if status.state == "paused" else ""))
@@ -63,16 +63,17 @@ def mark(status: Status) -> tuple[object, ...]:
     return status.state, generation, max(steps, status.committed), started
 
 
-def line_of(event: AnyEvent, *, awaited: bool = True) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one a kind)
+def line_of(event: AnyEvent, *, slots: int = 0, awaited: bool = True) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one a kind)
     """The line that an event is worth, and its colour; None: none.
 
     Args:
         event: any.
+        slots: of a step, 0: not known.
         awaited: say what a paused world waits for; False: that was said a moment ago.
     """
     match event:
         case WorldChanged():
-            return _world(event, awaited=awaited)
+            return _world(event, slots, awaited=awaited)
         case CheckpointCommitted():
             return f"checkpoint of step {event.step} written: {event.path}", ""
         case CheckpointFailed():
@@ -93,8 +94,8 @@ def _alert(alert: Alert) -> tuple[str, Colour]:
     return f"{alert.severity}: {alert.alert}: {alert.reason}{hint}", "red" if alert.severity == "critical" else "yellow"
 
 
-def _world(world: WorldChanged, *, awaited: bool) -> tuple[str, Colour] | None:
-    head = f"world {world.generation}: {headcount(world.members)}"
+def _world(world: WorldChanged, slots: int, *, awaited: bool) -> tuple[str, Colour] | None:
+    head = f"world {world.generation}: {headcount(world.members, slots)}"
     if world.status == "paused" and not world.members and not world.removed:
         return (f"world {world.generation}: waiting for {world.awaiting or 'workers'}", "") if awaited else None
     if world.status == "paused":

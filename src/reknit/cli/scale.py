@@ -57,7 +57,7 @@ def _number(said: str) -> int:
 async def _scale(settings: Settings, number: int) -> None:
     async with acting(settings) as (look, found, live):
         must_live(look, live=live)
-        slots = found.terms.slots if found.terms else found.spec.slots if found.spec else 0
+        slots = found.slots
         if slots and number > slots:
             raise UsageError(
                 f"{number} workers are more than job {look.job!r} has slots: a step has {slots}, one a worker at least",

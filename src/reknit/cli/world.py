@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from reknit.core.bus import Received
-from reknit.core.events import JobSubmitted, RingRecovered, WorldChanged
+from reknit.core.events import JobSubmitted, RingRecovered, WorkerRegistered, WorldChanged
+from reknit.core.headcount import spares_of
 from reknit.core.settings import Settings
 
 from . import options, output
@@ -31,7 +32,8 @@ def world(
     worlds = [(r.event, r.time) for r in log if isinstance(r.event, WorldChanged)]
     recovered = {r.event.generation: r.event.seconds for r in log if isinstance(r.event, RingRecovered)}
     if history:
-        _history(worlds, recovered, as_json=as_json)
+        slots = next((r.event.terms.slots for r in log if isinstance(r.event, WorkerRegistered)), 0)
+        _history(worlds, recovered, slots, as_json=as_json)
     elif as_json:
         output.document(output.plain(worlds[-1][0]) if worlds else None)
     elif worlds:
@@ -42,7 +44,7 @@ def world(
 
 async def _look(settings: Settings) -> list[Received]:
     async with looking(settings) as look:
-        log = await look.log(["job", "world", "ring"])
+        log = await look.log(["job", "world", "ring", "worker"])
     begin = max((i for i, r in enumerate(log) if isinstance(r.event, JobSubmitted)), default=0)
     return log[begin:]
 
@@ -65,7 +67,9 @@ def _planned(world: WorldChanged) -> str:
     return ", planned" if world.planned else ""
 
 
-def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, float], *, as_json: bool) -> None:
+def _history(
+    worlds: list[tuple[WorldChanged, float]], recovered: dict[int, float], slots: int, *, as_json: bool
+) -> None:
     if as_json:
         output.document(
             [{**output.plain(w), "time": at, "recovered_seconds": recovered.get(w.generation)} for w, at in worlds]
@@ -79,8 +83,8 @@ def _history(worlds: list[tuple[WorldChanged, float]], recovered: dict[int, floa
                 w.generation,
                 time.strftime("%T", time.localtime(at)),
                 w.status + _planned(w),
-                sum(m.role == "active" for m in w.members),
-                sum(m.role == "spare" for m in w.members),
+                len(w.members) - spares_of(w.members, slots),
+                spares_of(w.members, slots),
                 f"{seconds * 1000:.0f} ms" if seconds is not None else "",
                 w.reason + (f"; waiting for {w.awaiting}" if w.awaiting else ""),
             )

@@ -7,9 +7,25 @@ from collections.abc import Sequence
 from reknit.core.events import Member
 
 
-def headcount(members: Sequence[Member]) -> str:
-    """Say it: `1 worker`, `2 workers and 1 spare`."""
+def spares_of(members: Sequence[Member], slots: int) -> int:
+    """How many stand by: those that are spares, and those for whom a step has no slot.
+
+    Args:
+        members: of a world.
+        slots: of a step, 0: not known.
+    """
     spares = sum(member.role == "spare" for member in members)
+    return max(spares, len(members) - slots) if slots else spares
+
+
+def headcount(members: Sequence[Member], slots: int) -> str:
+    """Say it: `1 worker`, `2 workers and 1 spare`.
+
+    Args:
+        members: of a world.
+        slots: of a step, 0: not known.
+    """
+    spares = spares_of(members, slots)
     active = workers(len(members) - spares)
     return f"{active} and {spares_in_words(spares)}" if spares else active
 

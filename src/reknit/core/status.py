@@ -31,6 +31,7 @@ from reknit.core.events import (
     WorkerPulse,
     WorldChanged,
 )
+from reknit.core.headcount import spares_of
 from reknit.core.ledger import course_of
 
 GONE = frozenset({"finished", "lost", "dead"})
@@ -193,6 +194,11 @@ class Status:
         return running and any(w.current and w.state not in GONE for w in self.members)
 
     @property
+    def slots(self) -> int:
+        """Slots of a step, 0 if not known yet."""
+        return self.terms.slots if self.terms else self.spec.slots if self.spec else 0
+
+    @property
     def steps(self) -> int:
         """Steps of the whole run, 0 if not known yet."""
         try:
@@ -237,9 +243,9 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
             "generation": world.generation if world else 0,
             "status": world.status if world else "",
             "size": len(world.members) if world else 0,
+            "spares": spares_of(world.members, status.slots) if world else 0,
             "members": [m.worker for m in world.members] if world else [],
             "reason": world.reason if world else "",
-            "spares": sum(m.role == "spare" for m in world.members) if world else 0,
             "planned": world.planned if world else False,
             "awaiting": world.awaiting if world else "",
             "restarts": world.restarts if world else 0,
