@@ -95,7 +95,9 @@ def test_job_names_are_the_scripts_and_unique(tmp_path: Path) -> None:
     [
         ({}, "1 worker"),
         ({"min_nodes": 1, "max_nodes": 4, "nproc_per_node": 2}, "2 to 8 workers"),
-        ({"nproc_per_node": 5, "slots": 2}, "5 workers, 2 slots a step: 3 spares"),
+        ({"nproc_per_node": 5, "slots": 2}, "2 workers and 3 spares: a step has 2 slots"),
+        ({"nproc_per_node": 3, "spares": 1, "slots": 1}, "1 worker and 3 spares: a step has 1 slot"),
+        ({"nproc_per_node": 2, "max_nodes": 4, "slots": 4}, "2 to 4 workers and 4 spares: a step has 4 slots"),
         ({"nproc_per_node": 2, "spares": 1}, "2 workers and 1 spare"),
         ({"nproc_per_node": 2, "slots": 8, "spares": 1}, "2 workers and 1 spare"),
     ],

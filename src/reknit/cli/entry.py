@@ -139,10 +139,10 @@ def workers_of(spec: JobSubmitted, nproc: int) -> int:
 def size(spec: JobSubmitted) -> str:
     """How many workers a job has, and how many of them are spares, in words."""
     least, most = spec.min_nodes * spec.nproc_per_node, spec.max_nodes * spec.nproc_per_node
-    said = workers(most) if least == most else f"{least} to {workers(most)}"
-    if spec.slots and most + spec.spares > spec.slots:
-        spare = most + spec.spares - spec.slots
-        return f"{said}, {spec.slots} slots a step: {spares_in_words(spare)}"
-    if spec.spares:
-        return f"{said} and {spares_in_words(spec.spares)}"
+    active = min(most, spec.slots) if spec.slots else most
+    said = workers(active) if least >= active else f"{least} to {workers(active)}"
+    if spare := most + spec.spares - active:
+        said += f" and {spares_in_words(spare)}"
+    if active < most:
+        said += f": a step has {spec.slots} slot{'' if spec.slots == 1 else 's'}"
     return said
