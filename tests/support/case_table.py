@@ -47,6 +47,7 @@ ROWS = (
         (
             "membership/test_ending.py::test_the_budget_is_one_for_the_whole_job",
             "membership/test_ending.py::test_a_small_budget_is_kept",
+            "cli/test_members.py::test_workers_of_different_nodes_fail_and_all_count_on_one_counter",
         ),
     ),
     Row(
@@ -60,7 +61,10 @@ ROWS = (
     Row(
         "more nodes than the maximum are there when the ring is made anew",
         "the others stand by as spares in every world, and one takes over when a place is free",
-        ("membership/test_formation.py::test_extras_are_spares_and_a_spare_takes_over",),
+        (
+            "membership/test_formation.py::test_extras_are_spares_and_a_spare_takes_over",
+            "cli/test_members.py::test_an_extra_node_stands_by_in_every_world_and_takes_over",
+        ),
     ),
     Row(
         "nodes start staggered, more than the minimum wait",
@@ -68,6 +72,7 @@ ROWS = (
         (
             "membership/test_formation.py::test_the_last_call_is_bounded_and_the_option_has_its_effect",
             "membership/test_formation.py::test_staggered_nodes_all_come_in",
+            "cli/test_members.py::test_nodes_that_start_staggered_wait_for_a_bounded_last_call",
         ),
     ),
     Row(
@@ -76,12 +81,16 @@ ROWS = (
         (
             "membership/test_formation.py::test_simultaneous_starts_make_one_world_whatever_the_order_of_arrival",
             "cli/test_run.py::test_two_runs_at_the_same_time_make_one_job",
+            "cli/test_members.py::test_nodes_that_start_at_once_make_one_job_and_one_world",
         ),
     ),
     Row(
         "two join at exactly the same time",
         "order is the log's, then the name's; no time is compared",
-        ("membership/test_cases.py::test_equal_times_are_no_tie",),
+        (
+            "membership/test_cases.py::test_equal_times_are_no_tie",
+            "cli/test_members.py::test_clocks_that_stand_still_are_no_tie_and_no_trap",
+        ),
     ),
     Row(
         "a node leaves and comes back at once, with the same name and another address",
@@ -94,7 +103,10 @@ ROWS = (
     Row(
         "another name at an address that somebody had",
         "whoever had it is out at once; two names never stand for one process",
-        ("membership/test_joining.py::test_a_new_id_at_an_old_address_retires_the_old_entry",),
+        (
+            "membership/test_joining.py::test_a_new_id_at_an_old_address_retires_the_old_entry",
+            "cli/test_members.py::test_a_new_name_at_the_address_of_a_node_that_was_killed",
+        ),
     ),
     Row(
         "a second agent, or a second worker, under a name that lives",
@@ -144,6 +156,7 @@ ROWS = (
             "membership/test_cases.py::test_no_clock_of_a_speaker_counts",
             "membership/test_damping.py::test_a_broker_whose_clock_is_set_back_holds_nobody_for_longer_than_the_longest",
             "membership/test_joining.py::test_a_dead_id_may_come_back_at_once_and_elsewhere_even_with_a_clock_set_back",
+            "cli/test_members.py::test_clocks_that_differ_and_are_set_disturb_nobody",
         ),
     ),
     Row(
@@ -158,6 +171,7 @@ ROWS = (
             "membership/test_ending.py::test_a_second_run_of_the_job_starts_clean_and_generations_go_on",
             "membership/test_ending.py::test_late_news_of_the_run_before_is_not_this_runs",
             "cli/test_run.py::test_a_finished_job_leaves_no_trap",
+            "cli/test_members.py::test_a_jobs_name_is_used_again_and_jobs_without_a_name_never_meet",
             "membership/test_process.py::test_bad_news_about_one_job_does_not_touch_another",
         ),
     ),
