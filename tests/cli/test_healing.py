@@ -41,14 +41,15 @@ with reknit.join() as ring:
 """
 
 
-@pytest.fixture
-def nodes(place: Place) -> Iterator[dict[str, Command]]:
+@pytest.fixture(params=["1:2"])
+def nodes(place: Place, request: pytest.FixtureRequest) -> Iterator[dict[str, Command]]:
     """Two nodes that train."""
     script = str(place.script("frail.py", FRAIL))
     started = {}
     for node in ("a", "b"):
-        common = ("run", "--job", "t", "--nnodes", "1:2", "--last-call", "1", "--max-restarts", "50", "--node", node)
-        started[node] = place.start(*common, script, "gate", "bad")
+        common = ("run", "--job", "t", "--nnodes", request.param, "--last-call", "1", "--max-restarts", "50")
+        started[node] = place.start(*common, "--node", node, script, "gate", "bad")
+    for node in started:
         until(lambda node=node: f"{node}-0" in members(place), f"{node} trains", 120.0)  # type: ignore[misc]
     yield started
     place.open("gate")
@@ -90,6 +91,24 @@ def test_a_node_in_quarantine_starts_no_workers_and_works_again_afterwards(
     assert len(began) == 1
     assert began[0]["time"] > held["event"]["until"] - 1.0, "not before it was over"
     assert row(place, "b")["state"] == "up"
+
+
+@pytest.mark.parametrize("nodes", ["2"], indirect=True)
+def test_a_run_that_cannot_go_on_without_a_node_in_quarantine_goes_on_with_it(
+    place: Place, nodes: dict[str, Command]
+) -> None:
+    place.open("bad")
+    until(lambda: events(place, "node.held"), "its workers failed often enough", 120.0)
+    (place.folder / "bad").unlink()
+    (held,) = events(place, "node.held")
+    until(lambda: members(place) == {"a-0", "b-0"}, "it is let in", 120.0)
+    world = place.json("world", "--job", "t")
+    assert world["status"] == "running"
+    committed = place.json("status", "--job", "t")["progress"]["committed"]
+    until(lambda: place.json("status", "--job", "t")["progress"]["committed"] > committed, "it trains", 60.0)
+    began = [e for e in events(place, "worker.started") if e["event"]["worker"] == "b-0" and e["seq"] > held["seq"]]
+    assert began, "its agent started a worker"
+    assert began[0]["time"] < held["event"]["until"], "nobody waited for the end of the quarantine"
 
 
 def test_a_node_that_flaps_is_held_shown_with_the_reason_and_works_again(
