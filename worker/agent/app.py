@@ -9,17 +9,16 @@ import signal
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from reknit.core.address import split
 from reknit.core.bus import Bus, Received
-from reknit.core.context import AgentContext, WorkerContext, to_env
+from reknit.core.context import AgentContext
 from reknit.core.discovery.names import resolve
 from reknit.core.events import AgentJoined, AnyPulse, NodePulse, WorkerPulse, WorkerRegistered
 from reknit.core.registry_entry import Entry
 from reknit.gossip.happening import Happening
-from reknit.worker.child import Order
 
 from . import lifeline, namesake, procfs
 from .actions import Action, AskToLeave, End, Fork, Kill, Post, Say, Watch
@@ -32,9 +31,11 @@ from .gossiping import Gossiping
 from .incarnation import next_incarnation
 from .inputs import Began, Dying, Exited, Forked, ForkFailed, Heard, Input, Signalled, Ticked
 from .lifeline import Lifeline
+from .order import order_of
 from .output import Log, Output
 from .remains import Remains
 from .roster import entries
+from .running import Running
 from .state import fresh
 from .telling import Telling
 from .tracebacks import Seen
@@ -47,22 +48,6 @@ _OBSERVE_EVERY = 4
 _FLUSH_SECONDS = 5.0
 _SLOW_LOADING = 30.0
 _IN_WORDS = {"gone": "is gone", "joined": "is there", "refuted": "lives after all"}
-
-
-@dataclass(slots=True)
-class Running:
-    """A worker process with its streams."""
-
-    hand: Hand
-    incarnation: int
-    out: Output
-    err: Output
-    log: Log
-    watch: Deathwatch
-    step: int = -1
-    oom_kills: int = 0
-    machine_oom_kills: int = 0
-    ended: bool = False
 
 
 class Agent:
@@ -312,9 +297,11 @@ class Agent:
             case Fork():
                 self._spawn(self._fork(action))
             case AskToLeave(worker=worker):
-                self._signal(worker, signal.SIGTERM)
+                if (running := self._running.get(worker)) is not None:
+                    running.signal(signal.SIGTERM)
             case Kill(worker=worker):
-                self._kill(worker)
+                if (running := self._running.get(worker)) is not None:
+                    running.kill()
             case Watch(worker=worker):
                 self._watch(worker)
             case Say(text=text):
@@ -362,7 +349,7 @@ class Agent:
             oom, machine_oom = procfs.oom_kills(), procfs.machine_oom_kills()
             waiting = asyncio.get_running_loop().call_later(_SLOW_LOADING, self._say, "still loading torch …")
             line = self._lifeline()
-            order = self._order(action, incarnation, line)
+            order = order_of(self._context, action, incarnation, threads=self._threads, line=line)
             try:
                 hand = await asyncio.to_thread(self._forkserver.fork, order)
             except (OSError, EOFError) as error:
@@ -388,21 +375,20 @@ class Agent:
         return None
 
     def _adopt(self, worker: str, hand: Hand, watch: Deathwatch, incarnation: int) -> Running:
-        file = Log(self._context.log_dir, worker)
-        file.write(f"--- {worker}, incarnation {incarnation}, pid {hand.pid} ---\n".encode())
-        running = Running(
-            hand=hand,
-            incarnation=incarnation,
-            out=Output(hand.stdout.fileno(), worker, file, self._display, error=False, seen=self._seen),
-            err=Output(hand.stderr.fileno(), worker, file, self._display, error=True, seen=self._seen),
-            log=file,
-            watch=watch,
+        running = Running.adopt(
+            worker,
+            hand,
+            watch,
+            incarnation,
+            log_dir=self._context.log_dir,
+            display=self._display,
+            seen=self._seen,
         )
         self._running[worker] = running
         self._spawn(self._feel(worker))
         loop = asyncio.get_running_loop()
         for stream in (running.out, running.err):
-            loop.add_reader(stream.fd, self._on_output, stream, file)
+            loop.add_reader(stream.fd, self._on_output, stream, running.log)
         loop.add_reader(hand.sentinel, self._on_exit, worker, running)
         return running
 
@@ -412,53 +398,6 @@ class Agent:
             self._say(trouble)
         if stream.ended:
             asyncio.get_running_loop().remove_reader(stream.fd)
-
-    def _order(self, action: Fork, incarnation: int, line: Lifeline | None) -> Order:
-        mine = self._context
-        context = WorkerContext(
-            endpoint=mine.endpoint,
-            job=mine.job,
-            run=mine.run,
-            node=mine.node,
-            worker=action.worker,
-            incarnation=incarnation,
-            attempt=action.attempt,
-            secret=mine.secret,
-            host=mine.host,
-            slots=mine.slots,
-            checkpoint_dir=mine.checkpoint_dir,
-            resume=mine.resume,
-            resume_run=mine.resume_run,
-            lanes=mine.lanes,
-            overlap=mine.overlap,
-            transport=mine.transport,
-            verify_weights=mine.verify_weights,
-            chaos=mine.chaos,
-        )
-        return Order(
-            action.worker,
-            to_env(context),
-            mine.script,
-            mine.args,
-            mine.module,
-            self._threads,
-            line,
-            behind=action.behind,
-        )
-
-    def _signal(self, worker: str, number: int) -> None:
-        running = self._running.get(worker)
-        if running is not None:
-            with suppress(ProcessLookupError):
-                os.kill(running.hand.pid, number)
-
-    def _kill(self, worker: str) -> None:
-        running = self._running.get(worker)
-        if running is not None:
-            with suppress(ProcessLookupError):
-                # its group is its own: made by setsid before the script's first line
-                os.killpg(running.hand.pid, signal.SIGKILL)
-            self._signal(worker, signal.SIGKILL)
 
     def _say(self, text: str) -> None:
         self._display.say(self._context.node, text)
@@ -475,23 +414,17 @@ class Agent:
             self._say(
                 f"{worker}: PID {', '.join(map(str, sorted(left)))} not reaped: left by it, SIGKILL did not end it"
             )
-        for stream in (running.out, running.err):
-            stream.finish()
-        running.hand.stdout.close()
-        running.hand.stderr.close()
-        running.log.close()
-        running.hand.process.close()
+        running.close()
 
     async def _clean_up(self) -> None:
-        for worker in list(self._running):
-            self._kill(worker)
+        for running in list(self._running.values()):
+            running.kill()
         for task in list(self._tasks):
             task.cancel()
         if not await asyncio.to_thread(self._forkserver.stop, 2.0):
             self._say(f"PID {self._forkserver.guard} not reaped: it still waits for processes of this node")
         for running in self._running.values():
-            running.out.finish()
-            running.err.finish()
+            running.finish()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
