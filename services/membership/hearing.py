@@ -33,7 +33,7 @@ from reknit.core.events import (
 )
 
 from .layered import layered
-from .lives import put
+from .life import put
 from .phi import EVIDENCE, LATE, SLOW, Window
 from .view import Life, Record, Sight, node_key
 

@@ -1,14 +1,14 @@
 """Lives of workers, folded from the log: forked, registered, refused, leaving, finished, failed, gone.
 
-A *life* is a worker id with its incarnation. `FOLDS` maps each worker event to the function that folds it; `record`
-dispatches to them.
+A *life* is a worker id with its incarnation; who registers is let in or not by `registration`. `FOLDS` maps each worker
+event to the function that folds it; `record` dispatches to them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from reknit.core.events import (
     Event,
@@ -27,40 +27,14 @@ from reknit.core.events import (
 )
 
 from . import damping
-from .damping import Damper
 from .evidence import observe
-from .terms import arithmetic, essential
+from .life import alive, change, end, found, put
+from .registration import refused, registered
 from .view import Ending, Failure, Life, Node, Record, Started, Worker
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _KEPT_FAILURES = 256
 _RUNS = frozenset("RSI")
 """Kernel process states of a process that runs or could: running, sleeping, idle."""
-
-
-def put(mapping: Mapping[K, V], key: K, value: V) -> dict[K, V]:
-    """Return the mapping with one entry more or changed."""
-    return {**mapping, key: value}
-
-
-def end(record: Record, life: Life, ending: Ending) -> Record:
-    """Return the record with one life ended."""
-    return dataclasses.replace(record, endings=put(record.endings, life, ending))
-
-
-def _alive(record: Record, worker: str, incarnation: int) -> Worker | None:
-    """Return the registered worker if this very life goes on."""
-    known = record.workers.get(worker)
-    if known is None or known.incarnation != incarnation or known.life in record.endings:
-        return None
-    return known
-
-
-def _change(record: Record, worker: Worker, **changes: Any) -> Record:
-    changed = dataclasses.replace(worker, **changes)
-    return dataclasses.replace(record, workers=put(record.workers, worker.worker, changed))
 
 
 def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
@@ -72,116 +46,10 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
         detail = f"its agent started it anew (pid {event.pid})"
         record = end(record, known.life, Ending("died", observe("join", event.worker, event.node, detail), known.node))
     started = Started(event.worker, event.incarnation, event.node)
-    record = _found(record, event.node)
+    record = found(record, event.node)
     return dataclasses.replace(
         record, started=put(record.started, event.worker, started), drains=record.drains - {event.worker}
     )
-
-
-def _found(record: Record, name: str) -> Record:
-    """A process of the node speaks: if its agent was held for gone, it was only cut off."""
-    node = record.nodes.get(name)
-    if node is None or not node.lost:
-        return record
-    return dataclasses.replace(record, nodes=put(record.nodes, name, dataclasses.replace(node, left=False, lost=False)))
-
-
-def _registered(record: Record, event: WorkerRegistered, seq: int) -> Record:
-    life = (event.worker, event.incarnation)
-    known = record.workers.get(event.worker)
-    if record.spec is None or life in record.refusals:
-        return record
-    if known is not None and known.life == life and (known.pid, known.address) == (event.pid, event.address):
-        return _again(record, known, event, seq)
-    if life in record.endings:
-        return record
-    reason = _unwelcome(record, known, event)
-    if reason:
-        return dataclasses.replace(record, refusals=put(record.refusals, life, reason))
-    if known is not None and known.life not in record.endings:
-        detail = f"incarnation {event.incarnation} registered under its id"
-        evidence = observe("join", event.worker, event.worker, detail)
-        record = end(record, known.life, Ending("died", evidence, known.node))
-    record = _note_arithmetic(_retire_address(record, event), event)
-    worker = Worker(
-        worker=event.worker,
-        incarnation=event.incarnation,
-        node=event.node,
-        pid=event.pid,
-        address=event.address,
-        client_id=event.client_id,
-        has_state_of=event.has_state_of,
-        seq=seq,
-    )
-    return dataclasses.replace(
-        record,
-        terms=record.terms or event.terms,
-        workers=put(record.workers, event.worker, worker),
-        drains=record.drains - {event.worker},
-    )
-
-
-def _unwelcome(record: Record, known: Worker | None, event: WorkerRegistered) -> str:
-    """Why this registration must not be let in; empty if it may."""
-    if event.run != record.run:
-        return f"it belongs to run {event.run}, the job is in run {record.run}"
-    alive = known is not None and known.life not in record.endings
-    if known is not None and alive and (event.incarnation <= known.incarnation or event.node != known.node):
-        return (
-            f"the id {event.worker} is taken by pid {known.pid} on {known.node} at {known.address} "
-            f"(incarnation {known.incarnation})"
-        )
-    if record.terms is None:
-        return ""
-    strict = record.spec is None or record.spec.numerics == "strict"
-    return essential(record.terms, event.terms) or (arithmetic(record.terms, event.terms) if strict else "")
-
-
-def _note_arithmetic(record: Record, event: WorkerRegistered) -> Record:
-    """One that is let in although it may compute other bits: the run is not exact with it."""
-    difference = arithmetic(record.terms, event.terms) if record.terms is not None else ""
-    if not difference:
-        return record
-    return dataclasses.replace(record, inexact=put(record.inexact, (event.worker, event.incarnation), difference))
-
-
-def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> Record:
-    """The same process registers once more: back after an eviction, or its connection is new."""
-    ending = record.endings.get(known.life)
-    if ending is None:
-        return _change(record, known, client_id=event.client_id)
-    if ending.how != "evicted":
-        return record
-    back = {life: e for life, e in record.endings.items() if life != known.life}
-    damper = damping.returned(record.dampers.get(known.node, Damper()), record.clock)
-    record = dataclasses.replace(
-        _found(record, known.node), endings=back, dampers=put(record.dampers, known.node, damper)
-    )
-    return _change(
-        record,
-        known,
-        client_id=event.client_id,
-        has_state_of=event.has_state_of,
-        seq=seq,
-        current=False,
-        frozen="",
-        unreachable="",
-    )
-
-
-def _retire_address(record: Record, event: WorkerRegistered) -> Record:
-    """Whoever had the address before is gone: two processes cannot listen there."""
-    for other in record.workers.values():
-        if other.address == event.address and other.worker != event.worker and other.life not in record.endings:
-            evidence = observe(
-                "join", other.worker, event.worker, f"its address {other.address} is now {event.worker}'s"
-            )
-            record = end(record, other.life, Ending("died", evidence, other.node))
-    return record
-
-
-def _refused(record: Record, event: WorkerRefused, _seq: int) -> Record:
-    return dataclasses.replace(record, refused=record.refused | {(event.worker, event.incarnation)})
 
 
 def _of_this_run(record: Record, life: Life) -> bool:
@@ -210,7 +78,7 @@ def _dying(record: Record, event: WorkerDying, _seq: int) -> Record:
     """The process ends; what that means beyond its place in the ring is told by its exit."""
     if not record.open:
         return record
-    ended = [_alive(record, *_life_of(record, event)), *(_of_pid(record, event, *o) for o in event.others.items())]
+    ended = [alive(record, *_life_of(record, event)), *(_of_pid(record, event, *o) for o in event.others.items())]
     for worker in ended:
         if worker is not None:
             detail = f"the kernel ends its process (pid {worker.pid})"
@@ -233,7 +101,7 @@ def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
     before = record.endings.get(life)
     if not record.open or not _of_this_run(record, life) or (before is not None and before.code is not None):
         return record
-    worker = _alive(record, *life)
+    worker = alive(record, *life)
     known = record.workers.get(event.worker)
     registered = known is not None and known.life == life
     asked = record.stop is not None or (worker is not None and record.is_leaving(worker.member("active")))
@@ -282,7 +150,7 @@ def _failed(record: Record, event: WorkerFailed, _seq: int) -> Record:
         return record
     lines = _last_words(event.traceback)
     text = lines[-1] if lines else event.error
-    worker = _alive(record, *life)
+    worker = alive(record, *life)
     record = _fail(record, life, text, event.step, registered=worker is not None, raised=True)
     if worker is None:
         return record  # its exit follows and ends it
@@ -325,22 +193,22 @@ def _node_of(record: Record, life: Life) -> str:
 
 
 def _leaving(record: Record, event: WorkerLeaving, _seq: int) -> Record:
-    worker = _alive(record, event.worker, event.incarnation)
+    worker = alive(record, event.worker, event.incarnation)
     if worker is None:
         return record
     if event.idle:  # it has handed its slots over: the ring goes on without it
         detail = f"it left as asked: {event.reason}" if event.reason else "it left as asked"
         return end(record, worker.life, Ending("left", observe("leave", *(event.worker,) * 2, detail), worker.node))
-    return _change(record, worker, leaving=True)
+    return change(record, worker, leaving=True)
 
 
 def _caught_up(record: Record, event: WorkerCaughtUp, _seq: int) -> Record:
-    worker = _alive(record, event.worker, event.incarnation)
-    return _change(record, worker, current=True) if worker else record
+    worker = alive(record, event.worker, event.incarnation)
+    return change(record, worker, current=True) if worker else record
 
 
 def _finished(record: Record, event: WorkerFinished, _seq: int) -> Record:
-    worker = _alive(record, event.worker, event.incarnation)
+    worker = alive(record, event.worker, event.incarnation)
     if worker is None or not record.open:
         return record
     asked = record.stop is not None or record.is_leaving(worker.member("active"))
@@ -365,17 +233,17 @@ def steps_of(terms: Terms) -> int:
 
 
 def _stuck(record: Record, event: WorkerStuck, _seq: int) -> Record:
-    worker = _alive(record, event.worker, event.incarnation)
+    worker = alive(record, event.worker, event.incarnation)
     frozen = "" if event.state[:1] in _RUNS else event.state
-    return _change(record, worker, frozen=frozen) if worker else record
+    return change(record, worker, frozen=frozen) if worker else record
 
 
 def _unreachable(record: Record, event: WorkerUnreachable, _seq: int) -> Record:
-    worker = _alive(record, event.worker, event.incarnation)
+    worker = alive(record, event.worker, event.incarnation)
     if worker is None or worker.address != event.address:
         return record
     if not event.refused:
-        return _change(record, worker, unreachable=event.error or "no answer")
+        return change(record, worker, unreachable=event.error or "no answer")
     detail = f"nobody listens at {event.address} any more"
     asked = record.stop is not None or record.is_leaving(worker.member("active"))
     evidence = observe("refused", event.worker, event.observer, detail)
@@ -384,8 +252,8 @@ def _unreachable(record: Record, event: WorkerUnreachable, _seq: int) -> Record:
 
 FOLDS: Mapping[type[Event], Callable[[Record, Any, int], Record]] = {
     WorkerStarted: _started,
-    WorkerRegistered: _registered,
-    WorkerRefused: _refused,
+    WorkerRegistered: registered,
+    WorkerRefused: refused,
     WorkerDying: _dying,
     WorkerExited: _exited,
     WorkerFailed: _failed,

@@ -34,8 +34,8 @@ from reknit.core.events import (
 from . import damping, hosts, lives
 from .damping import Damper
 from .evidence import observe
+from .life import end, put
 from .linkage import Linkage
-from .lives import end, put
 from .view import Ending, Life, Node, Record
 
 LOST = "its agent is gone and none of its processes lives"
