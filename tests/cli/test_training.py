@@ -62,7 +62,7 @@ def test_scale_drain_and_stop_a_job_that_runs(place: Place, training: Command) -
     assert status["progress"]["steps"] == 2000
     assert {w["state"] for w in status["workers"]} == {"active"}
 
-    place.call("scale", "3", "--job", "t")
+    assert "from 2 workers to 3 workers" in place.call("scale", "3", "--job", "t").shown
     until(lambda: members(place) == ["n-0", "n-1", "n-2"], "three workers", 90.0)
     many = place.call("scale", "99", "--job", "t", code=2)
     assert "99 workers are more than job 't' has slots: a step has" in many.shown

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from reknit.core import setting_kinds as kinds
 from reknit.core.errors import UsageError
 from reknit.core.events import JobScaled
+from reknit.core.headcount import headcount, spares_in_words, workers
 from reknit.core.settings import Settings
 
 from . import options, output
@@ -65,5 +66,7 @@ async def _scale(settings: Settings, number: int) -> None:
                 "that stand ready",
             )
         await say(look, JobScaled(workers=number))
-        active = sum(worker.state == "active" for worker in found.members)
-        output.note(f"job {look.job} is asked to go from {active} to {number} active workers")
+        now = headcount(found.world.members if found.world else (), slots)
+        spares = found.spec.spares if found.spec else 0
+        more = f" and {spares_in_words(spares)}" if spares else ""
+        output.note(f"job {look.job} is asked to go from {now} to {workers(number)}{more}")
