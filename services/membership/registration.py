@@ -31,6 +31,8 @@ def registered(record: Record, event: WorkerRegistered, seq: int) -> Record:
         detail = f"incarnation {event.incarnation} registered under its id"
         evidence = observe("join", event.worker, event.worker, detail)
         record = end(record, known.life, Ending("died", evidence, known.node))
+    if known is not None and (known.node, known.pid) == (event.node, event.pid):
+        record = _back(record, known)
     record = _note_arithmetic(_retire_address(record, event), event)
     worker = Worker(
         worker=event.worker,
@@ -81,13 +83,9 @@ def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> 
         return change(record, known, client_id=event.client_id)
     if ending.how != "evicted":
         return record
-    back = {life: e for life, e in record.endings.items() if life != known.life}
-    damper = damping.returned(record.dampers.get(known.node, Damper()), record.clock)
-    record = dataclasses.replace(
-        found(record, known.node), endings=back, dampers=put(record.dampers, known.node, damper)
-    )
+    endings = {life: e for life, e in record.endings.items() if life != known.life}
     return change(
-        record,
+        dataclasses.replace(_back(record, known), endings=endings),
         known,
         client_id=event.client_id,
         has_state_of=event.has_state_of,
@@ -96,6 +94,15 @@ def _again(record: Record, known: Worker, event: WorkerRegistered, seq: int) -> 
         frozen="",
         unreachable="",
     )
+
+
+def _back(record: Record, known: Worker) -> Record:
+    """The process of this life is there again: if it was evicted, its node has flapped."""
+    ending = record.endings.get(known.life)
+    if ending is None or ending.how != "evicted":
+        return record
+    damper = damping.returned(record.dampers.get(known.node, Damper()), record.clock)
+    return dataclasses.replace(found(record, known.node), dampers=put(record.dampers, known.node, damper))
 
 
 def _retire_address(record: Record, event: WorkerRegistered) -> Record:

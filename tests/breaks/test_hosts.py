@@ -186,6 +186,31 @@ def test_of_two_halves_that_both_reach_the_log_one_goes_on(run: Training) -> Non
         run.event("monitor.alert", at, alert="ring-split", subject=worker, state="cleared")
 
 
+@pytest.mark.slow
+def test_who_reaches_one_of_the_others_only_is_out_and_held_down(run: Training) -> None:
+    """It can learn from that one, so it comes in again and again; the others wait for it less and less."""
+    lonely, *others = run.nodes
+    worker, rest = f"{lonely}-0", {f"{n}-0" for n in others}
+    pids = {w: run.worker(w) for w in run.everybody}
+    at = run.now()
+    try:
+        for other in others[:2]:
+            run.hosts.cut(run.host(lonely), run.host(other))
+        record("reaches one of three: the others go on", run.mended(at, rest), level="hosts")
+        held = run.event("node.held", at, within=2 * MEND, node=lonely, cause="flapping")
+        assert run.evicted(at) == {worker}
+        times = [e["at"] for e in run.events("world.changed", at) if worker in e["apart"]]
+        assert len(times) >= 2
+        run.until_trains(rest)
+        run.goes_on(rest, 5)
+        assert held["seconds"] >= 5.0
+    finally:
+        for other in others[:2]:
+            run.hosts.heal(run.host(lonely), run.host(other))
+    run.whole()
+    assert {w: run.worker(w) for w in run.everybody} == pids, "a process was started anew"
+
+
 # -------------------------------------------------------------------------------------------------- frozen, killed
 
 

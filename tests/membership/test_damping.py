@@ -301,6 +301,27 @@ def test_a_new_run_forgets() -> None:
     assert set(town.members) == {"a-0", "b-0"}
 
 
+@pytest.mark.parametrize("newer", [0, 1], ids=["the same life", "a new life"])
+def test_a_process_that_is_evicted_again_and_again_and_comes_back_is_a_flap_each_time(newer: int) -> None:
+    town = Town(min_nodes=1, max_nodes=3)
+    town.begin("a-0", "b-0", "c-0")
+    town.committed(3)
+    for count in range(1, 5):
+        town.run(3.0)
+        body = town.bodies["b-0"]
+        body.beats = False
+        body.dial = "no answer"
+        town.until(lambda: "b-0" not in town.members)
+        body.beats, body.dial = True, "open"
+        town.run(0.3)
+        town.again("b-0", incarnation=body.incarnation + newer)
+        assert town.houses[0].view.record.dampers["b"].flaps == count
+        town.caught_up("b-0")
+        took = town.until(lambda: "b-0" in town.members)
+        assert (took > 4.0) == (count > 3)
+    assert [e.cause for e in held(town)] == ["flapping"]
+
+
 def test_starting_processes_is_no_flap() -> None:
     town = town_of_two()
     for i in range(20):

@@ -142,6 +142,17 @@ ROWS = (
         ),
     ),
     Row(
+        "paths between workers are cut, and all of them reach the broker",
+        "the ring goes round them; where no order does, the greater part goes on, the others are put out and come back",
+        (
+            "breaks/test_hosts.py::test_a_path_that_loses_everything_is_routed_round",
+            "breaks/test_hosts.py::test_of_two_halves_that_both_reach_the_log_one_goes_on",
+            "breaks/test_hosts.py::test_who_reaches_one_of_the_others_only_is_out_and_held_down",
+            "membership/test_split.py::test_two_halves_of_four_the_one_with_the_oldest_goes_on_and_the_others_are_put_out",
+            "membership/test_split.py::test_nobody_is_put_out_if_the_others_could_not_go_on",
+        ),
+    ),
+    Row(
         "a process is suspended, taken out, and goes on",
         "what it still sends is of an old generation and refused; it comes back as a newcomer",
         (
