@@ -102,7 +102,8 @@ ROWS = (
     ),
     Row(
         "another name at an address that somebody had",
-        "whoever had it is out at once; two names never stand for one process",
+        "whoever had it is out at once; two names never stand for one process (with real processes: the address of a "
+        "node's gossip; the kernel draws the ports of workers, so only the reducer is given one twice)",
         (
             "membership/test_joining.py::test_a_new_id_at_an_old_address_retires_the_old_entry",
             "cli/test_members.py::test_a_new_name_at_the_address_of_a_node_that_was_killed",
@@ -162,7 +163,8 @@ ROWS = (
     ),
     Row(
         "clocks of hosts differ by minutes, or somebody sets one",
-        "no decision looks at another host's clock; times of the log are the broker's, and may jump",
+        "no decision looks at another host's clock; times of the log are the broker's, and may jump (with real processes "
+        "all clocks but the broker's are set)",
         (
             "membership/test_cases.py::test_no_clock_of_a_speaker_counts",
             "membership/test_damping.py::test_a_broker_whose_clock_is_set_back_holds_nobody_for_longer_than_the_longest",
