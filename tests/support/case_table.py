@@ -163,8 +163,8 @@ ROWS = (
     ),
     Row(
         "clocks of hosts differ by minutes, or somebody sets one",
-        "no decision looks at another host's clock; times of the log are the broker's, and may jump (with real processes "
-        "all clocks but the broker's are set)",
+        "no decision looks at another host's clock; times of the log are the broker's, and may jump (with real "
+        "processes all clocks but the broker's are set)",
         (
             "membership/test_cases.py::test_no_clock_of_a_speaker_counts",
             "membership/test_damping.py::test_a_broker_whose_clock_is_set_back_holds_nobody_for_longer_than_the_longest",
