@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from reknit.core import context
 from reknit.core.broker import Broker
 from support.agents import until
 from support.ipv6 import ipv6_here
@@ -302,3 +305,33 @@ def test_a_script_that_fails_alike_every_time_is_told_once_and_no_node_is_blamed
     assert "node.held" not in kinds
     said = [line for line in live.splitlines() if "waiting for" in line]
     assert len(said) <= 1, said
+
+
+def test_a_node_that_joins_takes_what_the_submission_says_of_resuming(place: Place, training: Command) -> None:
+    """The run was begun afresh: who joins it with --resume must not restore it from an older run's checkpoint."""
+    place.call("stop", "--job", "t")
+    training.wait()
+    script = str(place.folder / "tiny.py")
+    common = ("run", "--job", "t", "--nnodes", "1:2", "--node")
+    first = place.start(*common, "a", script, "gate", "500")
+    first.until("it begins at step 0")
+    first.until("loss ")
+    second = place.start(*common, "b", "--resume", script, "gate", "500")
+    second.until("node b joins job t")
+    agents: dict[str, context.AgentContext] = {}
+
+    def both_told() -> bool:
+        mark = f"{context.AGENT}=".encode()
+        for pid in place.pids("reknit.worker.agent"):
+            with contextlib.suppress(OSError):
+                for told in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    if told.startswith(mark):
+                        agent = msgspec.json.decode(told.removeprefix(mark), type=context.AgentContext)
+                        agents[agent.node] = agent
+        return set(agents) == {"a", "b"}
+
+    until(both_told, "two agents", 60.0)
+    assert {(agent.resume, agent.resume_run) for agent in agents.values()} == {(False, "")}
+    for run in (second, first):
+        run.signal(signal.SIGINT)
+        run.wait()
