@@ -49,7 +49,7 @@ def test_a_process_notes_the_worlds_that_come_and_goes_on_with_them(tmp_path):
 def figures(**changed):
     found = {
         "kill_worker_ms": {"median": 15.0, "max": 90.0},
-        "kill_node_ms": {"median": 30.0, "max": 90.0},
+        "kill_agent_ms": {"median": 30.0, "max": 90.0},
         "silence_s": {"median": 1.0, "max": 2.0},
         "ten_at_once": {"world_changes": 1},
     }
@@ -61,14 +61,14 @@ def figures(**changed):
     [
         ({}, ""),
         ({"kill_worker_ms": {"median": 15.1, "max": 16.0}}, "kill_worker"),
-        ({"kill_node_ms": {"median": None, "max": None}}, "kill_node"),
+        ({"kill_agent_ms": {"median": None, "max": None}}, "kill_agent"),
         ({"silence_s": {"median": 1.0, "max": 2.01}}, "silence"),
         ({"ten_at_once": {"world_changes": 2}}, "ten at once"),
         ({"ten_at_once": {"world_changes": None}}, "ten at once"),
     ],
 )
 def test_each_bar_can_be_missed(changed, missed):
-    counts = dict.fromkeys(("kill_worker", "kill_node", "silence", "ten_at_once"), 1)
+    counts = dict.fromkeys(("kill_worker", "kill_agent", "silence", "ten_at_once"), 1)
     said = membership_events.misses(figures(**changed), counts)
     assert [one.partition(":")[0] for one in said] == ([missed] if missed else [])
     assert membership_events.misses(figures(**changed), dict.fromkeys(counts, 0)) == [], "what was left out"
