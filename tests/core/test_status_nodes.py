@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from reknit.cli.nodes import row
 from reknit.core.events import (
     AgentJoined,
@@ -157,6 +159,11 @@ def test_when_it_was_heard_last() -> None:
     (a,) = nodes(status, 9.0)
     assert (a["silent"], a["load"]) == (2.0, 1.5)
     assert row(a, 0.0)[8] == "2.0 s ago"
+    (a,) = nodes(told(JobSubmitted(run="r1", script="t.py"), came("a")), 9.0)
+    at = time.strftime("%T", time.localtime(1001.0))
+    assert (a["state"], a["silent"], row(a, 0.0)[8]) == ("silent", None, f"last event {at}"), "that is no heartbeat"
+    (a,) = nodes(told(JobSubmitted(run="r1", script="t.py"), came("a")), 9.0, live=False)
+    assert row(a, 0.0)[2] == "gone", "nobody knows since when"
 
 
 def test_another_run_begins_anew() -> None:

@@ -53,8 +53,10 @@ def row(node: dict[str, Any], wall: float) -> tuple[object, ...]:
     """
     until = max(node["held_until"], node["quarantined_until"])
     kept = f"{time.strftime('%T', time.localtime(until))} ({until - wall:.0f} s)" if until > wall else ""
-    seen = f"{node['silent']:.1f} s ago" if node["silent"] is not None else _clock(node["seen"])
-    since = _clock(node["gone_at"])
+    heard = node["silent"]
+    # heartbeats are not kept: of who is not heard while we listen only what it said in the log is known
+    seen = f"{heard:.1f} s ago" if heard is not None else f"last event {_clock(node['seen'])}" if node["seen"] else ""
+    since = _clock(node["gone_at"]) if not node["up"] else ""
     return (
         node["node"],
         node["host"],

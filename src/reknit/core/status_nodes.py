@@ -87,8 +87,9 @@ def nodes(
 
     Keys: node, host, labels, state, up, load, workers (alive), members (in the world), restarts (unexpected exits of
     its workers), flaps (how often it came back), held_until and quarantined_until (seconds since the epoch by the
-    broker's clock, 0: never), reason (why it is gone, silent or kept out), seen (when, of its newest event), silent
-    (since its newest heartbeat, seconds), gone_at (seconds since the epoch, 0 while it is there).
+    broker's clock, 0: never), reason (why it is gone, silent or kept out), seen (when, of its newest event; heartbeats
+    after it are not in the log), silent (since the newest heartbeat that the reader heard, seconds; None: it heard
+    none), gone_at (seconds since the epoch, 0 while it is there; of one that did not leave its newest event).
 
     States: `up`; `held` and `quarantined`, up and kept out; `silent`, nothing says that it is gone, and no heartbeat
     of it is heard; `gone`.
