@@ -15,7 +15,6 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, process
@@ -25,11 +24,11 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from reknit.core.context import AGENT, ENDPOINT, WORKER, WorkerContext, from_env
-from reknit.core.errors import ControlPlaneUnreachable, RefusedByJob, ReknitError, StaleGeneration
-from reknit.core.events import WorkerFailed
+from reknit.core.errors import ReknitError
 from reknit.worker import courtesy
 from reknit.worker.agent.guard import die_with_parent
 from reknit.worker.agent.lifeline import Lifeline
+from reknit.worker.failure import failure, is_the_scripts, one_line
 
 if TYPE_CHECKING:
     from reknit.core.bus_thread import BusThread
@@ -38,8 +37,6 @@ _REPORT_SECONDS = 3.0
 _MAIN_PROCESS: type = type(multiprocessing.current_process())
 """What the main process of a program is, as the forkserver sees it that loads this file; the name itself is private."""
 _TERMINATED = 128 + signal.SIGTERM
-_NOT_THE_SCRIPT = (RefusedByJob, ControlPlaneUnreachable, StaleGeneration)
-"""Errors that say something of the job or the network, not of the user's script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +65,12 @@ class Order:
 
 
 class Live(Protocol):
-    """What `reknit.worker.live.current()` returns: the connection and position of the running session."""
+    """What `reknit.worker.live.current()` returns: the running session."""
 
-    step: int
-    slot: int
-    samples: tuple[int, ...]
     bus: BusThread | None
 
-    def post(self, event: WorkerFailed) -> None:
-        """Put an event into the session's outbox."""
+    def failed(self, error: BaseException) -> None:
+        """Say that the script raised, if that was not said."""
 
     def drain(self, reason: str) -> None:
         """Leave at the next step boundary."""
@@ -104,19 +98,11 @@ def report_failure(error: BaseException) -> None:
     """Publish `worker.failed` through the session's connection, else through one of its own; gives up after 3 s."""
     context = from_env(WORKER, WorkerContext)
     current = _live()
-    event = WorkerFailed(
-        worker=context.worker,
-        incarnation=getattr(current, "incarnation", context.incarnation),
-        error=_one_line(error),
-        traceback="".join(traceback.format_exception(error)),
-        step=getattr(current, "step", -1),
-        slot=getattr(current, "slot", -1),
-        samples=tuple(getattr(current, "samples", ())),
-    )
     if current is not None:
-        current.post(event)
+        current.failed(error)  # it may have told it already, when the script left it
         _flush(current)
         return
+    event = failure(error, worker=context.worker, incarnation=context.incarnation)
     bus_thread = importlib.import_module("reknit.core.bus_thread")
     bus = bus_thread.BusThread(context.endpoint, context.worker)
     bus.start()
@@ -149,7 +135,7 @@ def _run(order: Order) -> int:
         error.with_traceback(_users_frames(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
-        if not isinstance(error, _NOT_THE_SCRIPT):
+        if is_the_scripts(error):
             _try_to_report(error)
         return 1
     return 0
@@ -160,7 +146,7 @@ def _try_to_report(error: BaseException) -> None:
     try:
         report_failure(error)
     except Exception as second:  # noqa: BLE001  # it must not hide the script's own error
-        print(f"reknit: the failure could not be reported: {_one_line(second)}", file=sys.stderr)  # noqa: T201
+        print(f"reknit: the failure could not be reported: {one_line(second)}", file=sys.stderr)  # noqa: T201
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -274,9 +260,3 @@ def _be_the_main_process() -> None:
         os.close(server._forkserver_alive_fd)  # noqa: SLF001
     server._forkserver_alive_fd = server._forkserver_address = server._inherited_fds = None  # noqa: SLF001
     server._preload_modules = ["__main__"]  # noqa: SLF001
-
-
-def _one_line(error: BaseException) -> str:
-    notes = getattr(error, "__notes__", ())  # hints: they stand behind what went wrong, and say what to do
-    lines = [line.strip() for line in traceback.format_exception_only(error)]
-    return next((line for line in reversed(lines) if line and line not in notes), type(error).__name__)

@@ -18,6 +18,7 @@ from reknit.core.order import Course
 
 from . import keepsake, live, norm
 from .batches import Batches, Collate, length_of
+from .failure import failure, is_the_scripts
 from .outlet import BusOutlet
 from .ports import Nowhere, Outlet
 from .run import Left, Run, drain_soon
@@ -57,6 +58,9 @@ class Ring:
     ) -> None:
         """Leave: well after the last step, at once on an exception (which goes on to the caller)."""
         well = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+        if error is not None and is_the_scripts(error):
+            # before the door is shut: else all that the others see is that nobody listens there any more
+            self._session.failed(error)
         self._session.close(failed=not well)
 
     def track(self, **objects: Any) -> None:
@@ -235,6 +239,7 @@ class Session:
         self.tracked = Tracked()
         self.running: Run | None = None
         self._leaving = ""
+        self._told: BaseException | None = None
         self._bus: BusThread | None = None
         self._outlet: Outlet = Nowhere()
         if context is not None:
@@ -290,9 +295,30 @@ class Session:
             self.running.leave(self._leaving)
         return self.running.steps()
 
+    @property
+    def bus(self) -> BusThread | None:
+        """The connection, for this process's last words; None without a launcher."""
+        return self._bus
+
     def post(self, event: Event) -> None:
         """Publish an event, now or when the broker is back."""
         self._outlet.post(event)
+
+    def failed(self, error: BaseException) -> None:
+        """Say that the script raised, once; it goes on only to its end."""
+        if self._told is not error:
+            self._told = error
+            context = self.context
+            self.post(
+                failure(
+                    error,
+                    worker=context.worker,
+                    incarnation=self.incarnation,
+                    step=self.step,
+                    slot=self.slot,
+                    samples=self.samples,
+                )
+            )
 
     def drain(self, reason: str) -> None:
         """Leave at the next step boundary; may be called in a signal handler.

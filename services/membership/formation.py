@@ -78,12 +78,10 @@ def status_of(record: Record, members: Collection[Member]) -> tuple[Literal["run
 def awaiting(spec: JobSubmitted, members: Collection[Member]) -> str:
     """Say what is missing."""
     have = sorted(nodes_of(members), key=natural)
-    if not have and spec.min_nodes == 1:
-        return "a worker"
+    if not have:
+        return "a worker" if spec.min_nodes == 1 else f"{spec.min_nodes} nodes with a worker each"
     missing = max(spec.min_nodes - len(have), 1)
-    there = (
-        f"{', '.join(have)} is there" if len(have) == 1 else f"{', '.join(have)} are there" if have else "none is there"
-    )
+    there = f"{', '.join(have)} {'is' if len(have) == 1 else 'are'} there"
     return f"{missing} more node{'s' if missing > 1 else ''} with a worker (at least {spec.min_nodes}; {there})"
 
 

@@ -40,6 +40,7 @@ _RUNS = frozenset("RSI")
 def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
     if not record.open:
         return record
+    record = _ended_with_their_agent(record, event)
     known = record.workers.get(event.worker)
     older = known is not None and known.node == event.node and known.incarnation < event.incarnation
     if known is not None and older and known.life not in record.endings:
@@ -50,6 +51,18 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
     return dataclasses.replace(
         record, started=put(record.started, event.worker, started), drains=record.drains - {event.worker}
     )
+
+
+def _ended_with_their_agent(record: Record, event: WorkerStarted) -> Record:
+    """An agent that starts workers was alone in its name: whoever an agent before it started went with that one."""
+    node = record.nodes.get(event.node)
+    if node is None:
+        return record
+    for known in record.workers.values():
+        if known.node == event.node and known.seq < node.seq and known.life not in record.endings:
+            evidence = observe("join", known.worker, event.node, f"the agent of {event.node} was started anew")
+            record = end(record, known.life, Ending("died", evidence, known.node))
+    return record
 
 
 def _of_this_run(record: Record, life: Life) -> bool:
@@ -114,12 +127,16 @@ def _exited(record: Record, event: WorkerExited, _seq: int) -> Record:
     if not polite:
         if not _at_the_door(record, event.node, life):
             record = dataclasses.replace(record, restarts=record.restarts + 1)
-        if not any((f.worker, f.incarnation) == life for f in record.failures):
+        if not any(_is_of(f, life) for f in record.failures):
             record = _fail(record, life, how_it_ended(event), event.last_step, registered=registered, log=event.log)
     if before is not None:
         return end(record, life, dataclasses.replace(before, code=event.code))
     evidence = observe("exit", event.worker, f"agent of {event.node}", f"its agent reaped it ({how_it_ended(event)})")
     return end(record, life, Ending("left" if polite else "died", evidence, event.node, code=event.code))
+
+
+def _is_of(failure: Failure, life: Life) -> bool:
+    return (failure.worker, failure.incarnation) == life
 
 
 def _at_the_door(record: Record, node: str, life: Life) -> bool:
@@ -146,15 +163,19 @@ def _last_words(text: str) -> list[str]:
 
 def _failed(record: Record, event: WorkerFailed, _seq: int) -> Record:
     life = (event.worker, event.incarnation)
-    if not record.open or life in record.endings or not _of_this_run(record, life):
+    before = record.endings.get(life)
+    told = before is not None and (before.how != "died" or any(_is_of(f, life) for f in record.failures))
+    if not record.open or told or not _of_this_run(record, life):
         return record
     lines = _last_words(event.traceback)
     text = lines[-1] if lines else event.error
     worker = alive(record, *life)
     record = _fail(record, life, text, event.step, registered=worker is not None, raised=True)
+    evidence = observe("exit", event.worker, event.worker, f"its script raised {text}")
+    if before is not None:  # that it is gone was seen first; this is why
+        return end(record, life, dataclasses.replace(before, evidence=evidence))
     if worker is None:
         return record  # its exit follows and ends it
-    evidence = observe("exit", event.worker, event.worker, f"its script raised {text}")
     return end(record, life, Ending("died", evidence, worker.node))
 
 

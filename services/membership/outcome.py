@@ -96,7 +96,7 @@ def _again_and_again(record: Record) -> tuple[Sequence[Failure], str]:
     burst = [f for f in record.failures if f.worker == last.worker and f.text == last.text]
     if len(burst) <= RETRIES:
         return (), ""
-    return burst, f"{len(burst)} times in a row before the first step was committed"
+    return burst, f"the same after each of {RETRIES} restarts, before the first step was committed"
 
 
 def _poison(record: Record) -> tuple[Sequence[Failure], str]:
@@ -106,7 +106,8 @@ def _poison(record: Record) -> tuple[Sequence[Failure], str]:
     ]
     if not last.raised or len(burst) <= RETRIES:
         return (), ""
-    return burst, f"step {last.step} failed {len(burst)} times: the script or its data is to blame"
+    # no count: others fail at it too until they hear of the end, and the summary counts them all
+    return burst, f"step {last.step} fails again and again: the script or its data is to blame"
 
 
 def _budget(record: Record) -> tuple[Sequence[Failure], str]:

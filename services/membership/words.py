@@ -17,7 +17,7 @@ _BRIEFLY = {
     "dying": "their processes end",
     "refused": "nobody listens at their addresses any more",
     "leave": "their agents left",
-    "join": "others have taken their places",
+    "join": "their agents were started anew, or others have taken their places",
     "disconnect": "silent, and seen to be gone on another channel",
     "heartbeat": "silent, and seen to be gone on another channel",
     "progress": "others wait for them",
@@ -70,7 +70,12 @@ def _why_died(record: Record, verdict: Verdict) -> list[str]:
     """Each death with what is known about it; many at once are told together, by the evidence that settled it."""
     dead = [m.worker for m in record.members if m.worker in verdict.dead]
     if len(dead) < _LISTED:
-        return [f"{worker} died: {why_dead(verdict.dead[worker])}" for worker in dead]
+        few: dict[tuple[str, str], list[str]] = {}
+        for worker in dead:
+            why = why_dead(verdict.dead[worker])
+            # what is said of a node is said once of all its workers
+            few.setdefault((why, "" if why.startswith("the agent of ") else worker), []).append(worker)
+        return [f"{names(workers)} died: {why}" for (why, _), workers in few.items()]
     groups: dict[str, list[str]] = {}
     for worker in dead:
         evidence = verdict.dead[worker]
@@ -146,7 +151,6 @@ def outlook(members: Sequence[Member], status: str, *, slots: int, goes_on: bool
     """Say how it goes on."""
     one, crew = len(members) == 1, headcount(members, slots)
     if status == "paused":
-        held = f"{crew} wait{'s' if one else ''}" if members else "nobody is there"
-        return f"{held}: too few to go on"
+        return f"{crew} wait{'s' if one else ''}: too few to go on" if members else "nobody is left"
     does = ("goes on" if one else "go on") if goes_on else ("begins" if one else "begin")
     return f"{crew} {does}"

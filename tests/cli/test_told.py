@@ -130,6 +130,16 @@ def test_the_summary_of_a_failure_begins_with_its_root() -> None:
     ]
 
 
+def test_the_same_failure_of_all_workers_is_counted_once() -> None:
+    again = [msgspec.structs.replace(failed(w), incarnation=i) for w, i in (("w3", 2), ("w1", 1), ("w3", 3))]
+    found = failures(submitted(), failed("w3"), exited("w3"), *again, exited("w2", -9))
+    told = [text for text, _ in lines(Ending("failed", "again and again", 1.0, Status("j"), found))]
+    assert told[4:6] == [
+        "  4 times in all: w3 (3), w1 (1)",
+        "  then: worker w2 on n: killed by signal 9 (SIGKILL), possibly out of memory",
+    ]
+
+
 def test_the_summary_of_a_failure_without_a_cause_does_not_invent_one() -> None:
     told = [text for text, _ in lines(Ending("failed", "the agent ended", 1.0, Status("j"), Failures()))]
     assert told == ["failed: j: the agent ended", "  1.0 s"]

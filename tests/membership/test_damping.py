@@ -213,7 +213,7 @@ def test_a_script_that_fails_again_and_again_on_the_only_node_holds_nobody() -> 
             town.register("a-0", attempt)
             town.run(2.0)
     assert town.end is not None
-    assert town.end.reason.endswith("step 5 failed 4 times: the script or its data is to blame")
+    assert town.end.reason.endswith("step 5 fails again and again: the script or its data is to blame")
     assert held(town) == []
 
 

@@ -173,7 +173,7 @@ def test_a_crash_again_and_again_before_the_first_step_fails_the_run() -> None:
             town.register("b-0", incarnation)
             town.run(1.0)
     assert town.end is not None
-    assert town.end.reason == "b-0: signal 11; 4 times in a row before the first step was committed"
+    assert town.end.reason == "b-0: signal 11; the same after each of 3 restarts, before the first step was committed"
 
 
 def test_kills_from_outside_say_nothing_against_the_script() -> None:
@@ -215,7 +215,10 @@ def test_poison_ends_the_run_with_its_traceback() -> None:
             town.register("b-0", attempt)
             town.run(1.0)
     assert town.end is not None
-    assert town.end.reason == "b-0: ValueError: bad sample; step 5 failed 4 times: the script or its data is to blame"
+    assert (
+        town.end.reason
+        == "b-0: ValueError: bad sample; step 5 fails again and again: the script or its data is to blame"
+    )
 
 
 def test_poison_that_wanders_from_worker_to_worker_is_poison() -> None:

@@ -200,6 +200,24 @@ def test_the_agents_word_about_a_new_process_is_enough() -> None:
     assert "its agent started it anew" in town.world.reason
 
 
+def test_an_agent_that_is_started_anew_has_no_worker_of_the_one_before() -> None:
+    """A launcher was killed with all its processes, and the same command is given again: nobody goes on meanwhile."""
+    town = ring_of("a-0", "a-1")
+    for worker in ("a-0", "a-1"):
+        town.bodies[worker].beats = False
+    town.node("a", nproc=2)
+    town.start("a-0", 2)
+    town.run(0.5)
+    assert (town.world.status, town.members) == ("paused", [])
+    assert town.world.reason == "a-0 and a-1 died: the agent of a was started anew; nobody is left"
+    town.start("a-1", 2)
+    for worker in ("a-0", "a-1"):
+        town.register(worker, 2)
+    town.run(2.0)
+    assert (town.world.status, sorted(town.members)) == ("running", ["a-0", "a-1"])
+    assert len(town.worlds) == 3
+
+
 def inexact(town: Town) -> list[JobInexact]:
     return [event for _, event, _ in town.log if isinstance(event, JobInexact)]
 

@@ -21,19 +21,20 @@ _ADDRESS = re.compile(rb"0x[0-9a-fA-F]+")
 
 
 class Seen:
-    """How often each traceback was there, whatever the addresses in it."""
+    """The tracebacks that were there, whatever the addresses in them."""
 
     def __init__(self) -> None:
-        self._times: dict[bytes, int] = {}
+        self._known: dict[bytes, None] = {}
 
-    def count(self, whole: bytes) -> int:
-        """Count a traceback; returns how often it was there, this time included."""
+    def note(self, whole: bytes) -> bool:
+        """Note a traceback; False if it was there before."""
         key = _ADDRESS.sub(b"0x", whole)
-        times = self._times.pop(key, 0) + 1
-        self._times[key] = times
-        if len(self._times) > _MOST:
-            del self._times[next(iter(self._times))]
-        return times
+        new = key not in self._known
+        self._known.pop(key, None)
+        self._known[key] = None
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+        return new
 
 
 class Tracebacks:
@@ -66,10 +67,5 @@ class Tracebacks:
 
     def _ended(self, error: bytes) -> list[bytes]:
         whole = self.rest()
-        times = self._seen.count(b"\n".join(whole))
-        return whole if times == 1 else [b"%s (same error again, %s time; see the log)" % (error, _ordinal(times))]
-
-
-def _ordinal(number: int) -> bytes:
-    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
-    return f"{number}{last}".encode()
+        # how often is told once, at the end of the run, of all nodes together
+        return whole if self._seen.note(b"\n".join(whole)) else [error + b" (same error again; see the log)"]

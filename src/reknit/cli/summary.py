@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from reknit.core.proof import Proof
 from reknit.core.status import Status
 
 from .output import Colour
 from .root_cause import Failure, Failures
+from .saved import unsaved
 
 _MOST_FOLLOW_UPS = 5
 _NEVER_JOINED = (
@@ -59,6 +61,8 @@ def lines(ending: Ending) -> list[tuple[str, Colour]]:
     facts = _facts(ending)
     if facts:
         shown.append(("  " + ", ".join(facts), ""))
+    if told := unsaved(status, ending.outcome):
+        shown.append((f"  {told}", "yellow"))
     if status.finished is not None and status.finished.state_hash:
         shown.append((f"  state {status.finished.state_hash}", ""))
     if ending.proof is not None and ending.proof.steps:
@@ -92,8 +96,15 @@ def _failure(ending: Ending) -> list[tuple[str, Colour]]:
     shown += [(f"  {text}", "") for text in root.traceback.rstrip().splitlines()]
     if root.log:
         shown.append((f"  log: {root.log}", ""))
+    follow_ups = ending.failures.follow_ups
+    same = [failure for failure in follow_ups if failure.what == root.what]
+    if same:
+        by_worker = Counter(failure.worker for failure in (root, *same)).most_common()
+        told = ", ".join(f"{worker} ({times})" for worker, times in by_worker[:_MOST_FOLLOW_UPS])
+        more = f" and {len(by_worker) - _MOST_FOLLOW_UPS} more" if len(by_worker) > _MOST_FOLLOW_UPS else ""
+        shown.append((f"  {len(same) + 1} times in all: {told}{more}", ""))
     rest: dict[str, int] = {}
-    for failure in ending.failures.follow_ups:
+    for failure in (f for f in follow_ups if f.what != root.what):
         said = f"{_where(failure)}: {failure.what}"
         rest[said] = rest.get(said, 0) + 1
     for said, times in list(rest.items())[:_MOST_FOLLOW_UPS]:
