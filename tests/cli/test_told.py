@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
-from reknit.cli.progress import line_of, live_line
+from reknit.cli.progress import line_of, live_line, mark, underway
 from reknit.cli.root_cause import Failures
 from reknit.cli.summary import Ending, lines
 from reknit.core.events import (
@@ -16,6 +18,7 @@ from reknit.core.events import (
     JobSubmitted,
     Member,
     RingBroken,
+    StepsCommitted,
     Terms,
     WorkerExited,
     WorkerFailed,
@@ -25,6 +28,7 @@ from reknit.core.events import (
     WorkerStarted,
     WorldChanged,
 )
+from reknit.core.plan import split
 from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
 
@@ -190,12 +194,38 @@ def test_the_live_line() -> None:
         == "step 0/20  1 worker and 1 spare  generation 4"
     )
     assert live_line(see(running, registered("w3"), 1.0)) == "step 0/20  2 workers, 1 learning  generation 3"
+    early = WorkerPulse(worker="w1", incarnation=1, generation=3, step=0, committed=0, epoch=0)
+    ten = see(hear(running, early, 1.0), steps(14), 1.0)
+    assert live_line(ten) == "step 15/20  epoch 2/2  2 workers  generation 3", "it has yet to restore"
+    left = msgspec.structs.replace(world("w1", removed=("w2",)), generation=4)
+    gone = see(dataclasses.replace(running, wanted=2), left, 1.0)
+    assert live_line(gone).endswith("  1 worker  generation 4  degraded: w2 is missing")
     pulse = WorkerPulse(
         worker="w1", incarnation=1, generation=3, step=12, committed=12, epoch=1, loss=0.25, rate=1234.5, current=True
     )
     assert live_line(hear(running, pulse, 1.0)) == (
         "step 12/20  epoch 2/2  loss 0.25  1,234 samples/s  2 workers  generation 3"
     )
+
+
+def test_nothing_is_said_to_run_of_which_nobody_is_heard() -> None:
+    """The world is that of a launcher that was killed; the same command was given again."""
+    before = status(registered("w1"), registered("w2"), world("w1", "w2"), steps(4))
+    assert not underway(before)
+    assert live_line(before, moves=False) == "starting; 5 of 20 steps were committed before"
+    anew = WorkerStarted(worker="w1", incarnation=2, node="n", pid=7)
+    pulse = WorkerPulse(worker="w1", incarnation=2, generation=0, step=0, committed=0)
+    coming = hear(see(before, anew, 1.0), pulse, 1.0)
+    assert not underway(coming), "that is the next life of a member"
+    assert live_line(coming, moves=False) == "starting: 1 worker, 0 ready; 5 of 20 steps were committed before"
+    assert mark(before, moves=False) != mark(coming, moves=False) != mark(coming)
+    heard = hear(before, msgspec.structs.replace(pulse, incarnation=1, generation=3), 1.0)
+    assert underway(heard)
+
+
+def steps(last: int) -> StepsCommitted:
+    ranges = split(4, ["w1", "w2"])
+    return StepsCommitted(run="r", first=0, last=last, generation=3, ranges=ranges, slots=4)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ from reknit.core.events import (
     WorkerStarted,
 )
 from reknit.core.plan import split
-from reknit.core.status import MOST_LOSSES, Status, exit_in_words, last_line, report
+from reknit.core.status import MOST_LOSSES, Status, report
 from reknit.core.status_fold import hear, see
 from reknit.core.status_nodes import nodes
+from reknit.core.worker_ends import exit_in_words, last_line
 from support.history import member, random_history, registered, world
 
 TERMS = Terms(slots=4, micro_batch=2, samples=80, epochs=3, seed=1)
@@ -182,9 +183,29 @@ def test_a_fleet_that_is_scaled_down_has_lost_nobody() -> None:
 def test_an_alert_above_information_makes_a_running_job_degraded() -> None:
     alert = Alert(alert="straggler", subject="a", state="raised", severity="warning", reason="slow", number=1)
     status = told(*begun(), alert)
-    assert status.state == "degraded"
+    assert (status.state, status.trouble, report(status)["reason"]) == ("degraded", "straggler (a)", "straggler (a)")
     over = Alert(alert="straggler", subject="a", state="cleared", severity="warning", reason="over", number=1)
-    assert see(status, over, 9.0).state == "running"
+    after = see(status, over, 9.0)
+    assert (after.state, after.trouble, report(after)["reason"]) == ("running", "", "")
+
+
+def test_a_degraded_job_says_who_is_missing_and_each_thing_once() -> None:
+    def alert(name: str, subject: str, severity: str = "warning") -> Alert:
+        return Alert(alert=name, subject=subject, state="raised", severity=severity, reason="x", number=1)  # type: ignore[arg-type]
+
+    status = told(*begun(), world(2, member("a"), removed=("b",), reason="b died"))
+    assert status.trouble == "b is missing"
+    for raised in (alert("worker-failed", "b"), alert("checkpoint-failed", "j"), alert("world-changed", "j", "info")):
+        status = see(status, raised, 9.0)
+    assert status.trouble == "b is missing, checkpoint-failed"
+    status = see(status, world(3, member("a"), member("b", 2)), 9.0)
+    assert status.trouble == "checkpoint-failed, worker-failed (b)", "until the monitor clears it"
+
+
+def test_the_epoch_is_that_of_the_committed_steps() -> None:
+    status = told(*begun(), *(record(i) for i in range(12)))
+    early = beat("a", 0)
+    assert report(hear(status, early, 20.0), 20.0)["progress"]["epoch"] == 1, "ten steps are one"
 
 
 def test_a_second_submission_of_a_living_run_changes_nothing() -> None:
@@ -257,7 +278,13 @@ def test_the_report_tells_how_long_is_left_and_how_fast_a_world_was_mended() -> 
     ("fields", "words"),
     [
         ({"code": -9, "signal": "SIGKILL"}, "killed by signal SIGKILL"),
-        ({"code": -11}, "killed by signal 11"),
+        ({"code": -11}, "killed by signal SIGSEGV"),
+        ({"code": -64}, "killed by signal SIGRTMAX"),
+        ({"code": -99}, "killed by signal 99"),
+        ({"code": -15, "signal": "SIGTERM", "expected": True}, "ended as asked (SIGTERM)"),
+        ({"code": 143, "expected": True}, "ended as asked (SIGTERM)"),
+        ({"code": 143}, "exited with code 143 (SIGTERM)"),
+        ({"code": 3, "expected": True}, "exited with code 3"),
         ({"code": 1}, "exited with code 1"),
         ({"code": 0, "expected": True}, "ended"),
         ({"code": -9, "out_of_memory": True}, "killed for memory (out of memory)"),

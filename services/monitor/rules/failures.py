@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from reknit.core.status import last_line
+from reknit.core.worker_ends import last_line
 from reknit.services.monitor.finding import Finding, Rule
 from reknit.services.monitor.view import View
 

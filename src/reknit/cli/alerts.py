@@ -24,7 +24,7 @@ def alerts(
     nats: options.NatsFlag = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are cleared.")] = False,
-    as_json: options.JsonFlag = False,
+    as_json: options.JsonLinesFlag = False,
 ) -> None:
     """Show alerts that are raised now; with --all or --follow each raising and clearing."""
     log: list[Received] = []

@@ -37,7 +37,7 @@ def events(
     since: Annotated[
         str | None, typer.Option("--since", metavar="WHEN", help="10m, 2h, 1d ago, or a sequence: #120.")
     ] = None,
-    as_json: options.JsonFlag = False,
+    as_json: options.JsonLinesFlag = False,
 ) -> None:
     """Show what happened in a job, event by event."""
     areas = _areas(area)

@@ -18,7 +18,7 @@ import time
 from reknit.core import launch
 from reknit.core.bus import Bus, Received
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, Unauthorized, UsageError
-from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked, WorldChanged
+from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked, StepsCommitted, WorldChanged
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
@@ -38,7 +38,7 @@ from .look import answering, run_service
 from .order import Order, PlaneAt
 from .output import Colour, Screen
 from .plane import Plane
-from .progress import line_of, live_line, mark, missing
+from .progress import line_of, live_line, mark, missing, underway
 from .root_cause import Failures
 from .summary import Ending, lines
 
@@ -79,6 +79,8 @@ class Launch:
         self._farewell: AgentLeft | None = None
         self._live = False
         self._has_joined = False
+        self._moved = False
+        """A step was committed since we are here."""
         self._submitted = False
         self._over = asyncio.Event()
         self._signals: list[int] = []
@@ -391,6 +393,7 @@ class Launch:
             self._over.set()
         if not self._live:
             return  # what was before us
+        self._moved = self._moved or isinstance(event, StepsCommitted)
         if isinstance(event, AgentJoined) and event.node == self._node:
             self._has_joined = True
         if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
@@ -423,14 +426,16 @@ class Launch:
         if self._status.finished is not None:
             self._screen.status("")
             return
-        text = live_line(self._status)
+        moves = self._moved or underway(self._status)
+        text = live_line(self._status, moves=moves)
         self._screen.status(text)
         now = time.monotonic()
         if self._screen.live or now - self._plain_at < _PLAIN:
             return
         awaiting = missing(self._status)
-        if self._awaited.worth(awaiting, now) if awaiting else mark(self._status) != self._plain:
-            self._plain, self._plain_at = mark(self._status), now
+        seen = mark(self._status, moves=moves)
+        if self._awaited.worth(awaiting, now) if awaiting else seen != self._plain:
+            self._plain, self._plain_at = seen, now
             self._screen.note(text)
 
     def _note(self) -> None:

@@ -20,7 +20,10 @@ JobFlag = Annotated[
 NatsFlag = Annotated[
     str | None, typer.Option("--nats", "--rdzv-endpoint", metavar="URL", help=doc_of("nats"), show_default=False)
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; with --follow one line an event.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JsonLinesFlag = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout; with --follow one line an event.")
+]
 
 
 def value(kind: kinds.Parse) -> Callable[[str | float], Any]:

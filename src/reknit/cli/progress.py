@@ -13,7 +13,7 @@ from reknit.core.events import (
 )
 from reknit.core.headcount import headcount, workers
 from reknit.core.manifest import run_of
-from reknit.core.status import Status
+from reknit.core.status import GONE, Status
 
 from .output import Colour
 
@@ -21,19 +21,38 @@ _TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min"})
 """Alerts that say again what a world's line, the worker's own traceback or the summary says."""
 
 
-def live_line(status: Status) -> str:
-    """One line: where the run is."""
+TO_GET_ONE = "`reknit scale N` starts workers where an agent is up; else start a node with its `reknit run` command"
+"""How a job gets a worker that it waits for."""
+
+
+def underway(status: Status) -> bool:
+    """True if a member of the present world, and not only the next life of one, is heard."""
+    lives = {(m.worker, m.incarnation) for m in status.world.members} if status.world else set()
+    return any(w.heard is not None and (w.worker, w.incarnation) in lives for w in status.members)
+
+
+def live_line(status: Status, *, moves: bool = True) -> str:
+    """One line: where the run is.
+
+    Args:
+        status: of the job.
+        moves: somebody of the world is known to take part; False: as far as is known nobody has begun yet, the world
+            may be that of a launcher before this one.
+    """
     world = status.world
     if world is None:
         ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
         return f"{status.state}: {workers(len(status.workers))}, {ready} ready" if status.workers else status.state
     if not world.members and not status.committed:
         return f"waiting for {world.awaiting or 'workers'}"
+    if not moves and world.status == "running" and status.finished is None:
+        return _starting(status)
     ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
     committed = max(status.committed, ahead.committed if ahead else 0)
     parts = [f"step {committed}/{status.steps}" if status.steps else f"step {committed}"]
-    if ahead is not None and status.terms is not None and status.terms.epochs > 1:
-        parts.append(f"epoch {min(ahead.epoch + 1, status.terms.epochs)}/{status.terms.epochs}")
+    if ahead is not None and status.terms is not None and status.terms.epochs > 1 and status.steps_an_epoch:
+        epoch = committed // status.steps_an_epoch + 1
+        parts.append(f"epoch {min(epoch, status.terms.epochs)}/{status.terms.epochs}")
     loss = ahead.loss if ahead is not None and ahead.loss is not None else status.loss
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
@@ -43,8 +62,19 @@ def live_line(status: Status) -> str:
     parts.append(headcount(world.members, status.slots) + (f", {learning} learning" if learning else ""))
     parts.append(f"generation {world.generation}")
     if status.state not in {"running", "starting"}:
-        parts.append(status.state + (f": waiting for {world.awaiting}" if status.state == "paused" else ""))
+        why = f"waiting for {world.awaiting}" if status.state == "paused" else status.trouble
+        parts.append(f"{status.state}: {why}" if why and status.state in {"paused", "degraded"} else status.state)
     return "  ".join(parts)
+
+
+def _starting(status: Status) -> str:
+    """Nobody of the world is heard: who comes, and what is there to go on from."""
+    lives = {(m.worker, m.incarnation) for m in status.world.members} if status.world else set()
+    new = [w for w in status.workers.values() if (w.worker, w.incarnation) not in lives and w.state not in GONE]
+    ready = sum(w.state in {"ready", "learning"} for w in new)
+    came = f": {workers(len(new))}, {ready} ready" if new else ""
+    before = f"; {status.committed} of {status.steps} steps were committed before" if status.committed else ""
+    return f"starting{came}{before}"
 
 
 def missing(status: Status) -> str:
@@ -54,13 +84,13 @@ def missing(status: Status) -> str:
     return world.awaiting if paused and world is not None else ""
 
 
-def mark(status: Status) -> tuple[object, ...]:
+def mark(status: Status, *, moves: bool = True) -> tuple[object, ...]:
     """What must differ for another progress line to be worth it where there is no live line."""
     steps = max((w.pulse.committed for w in status.members if w.pulse), default=0)
     known = sum(w.state != "starting" for w in status.workers.values())
-    started = (len(status.workers), known) if not status.members else ()
+    started = (len(status.workers), known) if not status.members or not moves else ()
     generation = status.world.generation if status.world else 0
-    return status.state, generation, max(steps, status.committed), started
+    return status.state, generation, max(steps, status.committed), started, moves
 
 
 def line_of(event: AnyEvent, *, slots: int = 0, awaited: bool = True) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one a kind)

@@ -64,7 +64,7 @@ def watch(
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,
     kind: KindFlag = None,
-    as_json: options.JsonFlag = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line, for each change.")] = False,
 ) -> None:
     """Show what is registered and then each change, until Ctrl-C."""
     asyncio.run(_watch(options.settings(job=job, nats=nats), _kinds(kind), as_json=as_json))

@@ -14,6 +14,7 @@ from reknit.core.errors import UsageError
 from reknit.core.events import JobScaled
 from reknit.core.headcount import headcount, spares_in_words, workers
 from reknit.core.settings import Settings
+from reknit.core.status import GONE
 
 from . import options, output
 from .acting import acting, must_live, say
@@ -66,7 +67,10 @@ async def _scale(settings: Settings, number: int) -> None:
                 "that stand ready",
             )
         await say(look, JobScaled(workers=number))
-        now = headcount(found.world.members if found.world else (), slots)
+        if found.world is not None and found.world.members:
+            now = headcount(found.world.members, slots)
+        else:  # no ring has begun: those that are on their way
+            now = workers(sum(w.state not in GONE and w.state != "refused" for w in found.workers.values()))
         spares = found.spec.spares if found.spec else 0
         more = f" and {spares_in_words(spares)}" if spares else ""
         output.note(f"job {look.job} is asked to go from {now} to {workers(number)}{more}")

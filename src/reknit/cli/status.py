@@ -109,6 +109,7 @@ def _show(told: dict[str, Any]) -> None:
                 w["stuck"] or w["note"],
             )
             for w in told["workers"]
+            if takes_part(told, w)
         ]
         output.table(("worker", "node", "pid", "state", "phase", "step", "slots", "memory", "note"), rows)
     if told["alerts"]:
@@ -117,6 +118,11 @@ def _show(told: dict[str, Any]) -> None:
             ("severity", "alert", "about", "reason"),
             [(a["severity"], a["alert"], a["subject"], a["reason"]) for a in told["alerts"]],
         )
+
+
+def takes_part(told: dict[str, Any], worker: dict[str, Any]) -> bool:
+    """False for one that has ended as it should while the job goes on: it was scaled away, or drained."""
+    return bool(told["outcome"]) or worker["state"] != "finished" or worker["worker"] in told["world"]["members"]
 
 
 def _crew(world: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +12,13 @@ from reknit.core.bus import Received
 from reknit.core.events import JobSubmitted, RingRecovered, WorkerRegistered, WorldChanged
 from reknit.core.headcount import spares_of
 from reknit.core.settings import Settings
+from reknit.core.status import Status
 
 from . import options, output
 from .app import app, verb
 from .look import looking
+from .progress import TO_GET_ONE
+from .status import status_of, told_of
 
 
 @app.command()
@@ -28,18 +31,27 @@ def world(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Show the world: its members in ring order, why it is as it is, on what evidence."""
-    log = asyncio.run(_look(options.settings(job=job, nats=nats)))
+    settings = options.settings(job=job, nats=nats)
+    if not history and not as_json:
+        found, live = asyncio.run(_newest(settings))
+        if found.world is not None:
+            _show(found.world, told_of(found, live=live))
+        else:
+            output.note("there is no world yet: no worker has registered")
+        return
+    log = asyncio.run(_look(settings))
     worlds = [(r.event, r.time) for r in log if isinstance(r.event, WorldChanged)]
     recovered = {r.event.generation: r.event.seconds for r in log if isinstance(r.event, RingRecovered)}
-    if history:
-        slots = next((r.event.terms.slots for r in log if isinstance(r.event, WorkerRegistered)), 0)
-        _history(worlds, recovered, slots, as_json=as_json)
-    elif as_json:
+    if not history:
         output.document(output.plain(worlds[-1][0]) if worlds else None)
-    elif worlds:
-        _show(worlds[-1][0])
-    else:
-        output.note("there is no world yet: no worker has registered")
+        return
+    slots = next((r.event.terms.slots for r in log if isinstance(r.event, WorkerRegistered)), 0)
+    _history(worlds, recovered, slots, as_json=as_json)
+
+
+async def _newest(settings: Settings) -> tuple[Status, bool]:
+    async with looking(settings) as look:
+        return await status_of(look)
 
 
 async def _look(settings: Settings) -> list[Received]:
@@ -49,10 +61,12 @@ async def _look(settings: Settings) -> list[Received]:
     return log[begin:]
 
 
-def _show(now: WorldChanged) -> None:
-    output.data(f"generation {now.generation}, {now.status}{_planned(now)}: {now.reason}")
-    if now.awaiting:
-        output.data(f"waiting for {now.awaiting}")
+def _show(now: WorldChanged, told: dict[str, Any]) -> None:
+    # the state is the one that `reknit status` says
+    state = told["state"] + (f" ({told['reason']})" if told["state"] == "degraded" else "")
+    output.data(f"generation {now.generation}, {state}{_planned(now)}: {now.reason}")
+    if now.awaiting and told["state"] == "paused":
+        output.data(f"waiting for {now.awaiting}: {TO_GET_ONE}")
     if now.members:
         rows = [(i, m.worker, m.node, m.role, m.pid, m.address) for i, m in enumerate(now.members)]
         output.table(("ring", "worker", "node", "role", "pid", "address"), rows)

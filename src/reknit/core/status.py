@@ -37,6 +37,7 @@ from reknit.core.ledger import course_of
 GONE = frozenset({"finished", "lost", "dead"})
 """States of workers that take no part any more."""
 MOST_WORLDS = 200
+_MOST_NAMED = 4
 MOST_LOSSES = 400
 """Points of the loss curve; when there are more, every second of them is dropped."""
 
@@ -207,6 +208,14 @@ class Status:
             return 0
 
     @property
+    def steps_an_epoch(self) -> int:
+        """Steps of one epoch, 0 if not known yet."""
+        try:
+            return course_of(self.terms).steps_an_epoch if self.terms else 0
+        except UsageError:
+            return 0
+
+    @property
     def state(self) -> str:
         """One word: `starting`, `running`, `degraded`, `paused`, `stopping`, or the outcome."""
         if self.finished is not None:
@@ -217,8 +226,20 @@ class Status:
             return "paused" if self.world.status == "paused" else "finishing"
         if self.stopping:
             return "stopping"
-        bad = self.lost or any(alert.severity != "info" for alert in self.alerts.values())
-        return "degraded" if bad else "running"
+        return "degraded" if self.trouble else "running"
+
+    @property
+    def trouble(self) -> str:
+        """Why the job is `degraded` while it runs, in words: who is missing, and what is raised; empty: it is not."""
+        missing = sorted(self.lost)
+        some = [*missing[:_MOST_NAMED], *([f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else [])]
+        said = [f"{', '.join(some)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []
+        said += [
+            alert.alert if alert.subject == self.job else f"{alert.alert} ({alert.subject})"
+            for alert in by_weight(self.alerts)
+            if alert.severity != "info" and alert.subject not in self.lost
+        ]
+        return ", ".join(said)
 
 
 def report(status: Status, now: float | None = None) -> dict[str, Any]:
@@ -235,7 +256,7 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
         "script": spec.script if spec else "",
         "state": status.state,
         "outcome": end.outcome if end else "",
-        "reason": end.reason if end else (world.awaiting if world else "") or status.stopping,
+        "reason": _reason(status),
         "root_worker": end.root_worker if end else "",
         "state_hash": end.state_hash if end else "",
         "progress": _progress(status, now),
@@ -291,6 +312,13 @@ def report(status: Status, now: float | None = None) -> dict[str, Any]:
     }
 
 
+def _reason(status: Status) -> str:
+    if status.finished is not None:
+        return status.finished.reason
+    awaiting = status.world.awaiting if status.world else ""
+    return awaiting or status.stopping or (status.trouble if status.state == "degraded" else "")
+
+
 def _hosts(status: Status) -> list[dict[str, Any]]:
     """The listed hosts, each with the nodes that are up on it; none: it is awaited."""
     on: dict[str, list[str]] = {host.host: [] for host in status.hosts}
@@ -306,21 +334,6 @@ def by_weight(alerts: Mapping[Key, Alert]) -> list[Alert]:
     """Return the alerts, the gravest first."""
     weight = {"critical": 0, "warning": 1, "info": 2}
     return sorted(alerts.values(), key=lambda a: (weight[a.severity], a.alert, a.subject))
-
-
-def exit_in_words(event: WorkerExited) -> str:
-    """Say how a worker's process ended."""
-    if event.out_of_memory:
-        return "killed for memory (out of memory)"
-    if event.signal or event.code < 0:
-        return f"killed by signal {event.signal or -event.code}"
-    return "ended" if event.expected and not event.code else f"exited with code {event.code}"
-
-
-def last_line(event: WorkerFailed) -> str:
-    """Return the traceback's last line, or the error itself."""
-    lines = [line.strip() for line in event.traceback.splitlines() if line.strip()]
-    return lines[-1] if lines else event.error
 
 
 def finite(value: float | None) -> float | None:
@@ -346,7 +359,8 @@ def _progress(status: Status, now: float | None) -> dict[str, Any]:
     return {
         "committed": committed,
         "steps": status.steps,
-        "epoch": ahead.epoch if ahead else status.epochs,
+        # by the steps: a worker that has yet to restore the state is heard to be in the first epoch
+        "epoch": committed // status.steps_an_epoch if status.steps_an_epoch else status.epochs,
         "epochs": terms.epochs if terms else 0,
         "samples": samples,
         "rate": finite(rate),

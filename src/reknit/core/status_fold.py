@@ -49,11 +49,10 @@ from reknit.core.status import (
     Status,
     Worker,
     WorldLine,
-    exit_in_words,
     finite,
-    last_line,
 )
 from reknit.core.status_nodes import count_exit, seen, with_node
+from reknit.core.worker_ends import exit_in_words, last_line
 
 K = TypeVar("K")
 V = TypeVar("V")
