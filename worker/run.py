@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 import torch
 
+from reknit.core import log
 from reknit.core.bus_thread import BusThread
 from reknit.core.context import WorkerContext
 from reknit.core.errors import UsageError
@@ -60,6 +61,13 @@ _HAND_OVER = 5.0
 """Seconds to send and store what was begun when the script leaves the loop early."""
 _WRITING = 60.0
 """Seconds to finish checkpoint files at the end of a run."""
+
+
+_log = log.get("overlap")
+
+
+def _say(text: str) -> None:
+    print(f"reknit: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the worker's log
 
 
 class Left(SystemExit):
@@ -129,7 +137,7 @@ class Run:
             self._flat,
             self.shared,
             Overlap(context.overlap if bus and self._sums.bounds is None else "off"),
-            lambda text: print(f"reknit: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the worker's log
+            _say if context.overlap == "on" else _log.debug,  # who did not ask for it need not read of it
         )
         self._chaos = Chaos(context.worker, tracked, allowed=context.chaos)
         self.replica = Replica(

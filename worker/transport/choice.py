@@ -94,20 +94,9 @@ def check(name: str, parameters: Iterable[torch.Tensor]) -> torch.device:
     Raises:
         UsageError: it cannot, and why.
     """
-    if name not in NAMES:
-        raise UsageError(f"there is no transport {name!r}", hint=f"one of {', '.join(NAMES)}")
-    host = torch.device("cpu")
-    if name == "tcp":
-        return host
-    if name == "gloo":
-        if not (dist.is_available() and dist.is_gloo_available()):
-            raise UsageError("transport gloo: this build of torch has no gloo", hint="use --transport tcp")
-        return host
-    if not torch.cuda.is_available():
-        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no usable GPU"
-        raise UsageError(f"transport nccl needs CUDA, and {why}", hint="use --transport tcp, or gloo")
-    if not (dist.is_available() and dist.is_nccl_available()):
-        raise UsageError("transport nccl: this build of torch has no NCCL", hint="use --transport tcp, or gloo")
+    available(name)
+    if name != "nccl":
+        return torch.device("cpu")
     devices = sorted({str(p.device) for p in parameters})
     if len(devices) != 1 or not devices[0].startswith("cuda"):
         raise UsageError(
@@ -115,3 +104,24 @@ def check(name: str, parameters: Iterable[torch.Tensor]) -> torch.device:
             hint="move the model to one GPU before ring.steps, or use --transport tcp: it takes any mixture of devices",
         )
     return torch.device(devices[0])
+
+
+def available(name: str) -> None:
+    """Check that this machine has what a transport needs, whatever is trained.
+
+    Raises:
+        UsageError: it has not, or there is no such transport.
+    """
+    if name not in NAMES:
+        raise UsageError(f"there is no transport {name!r}", hint=f"one of {', '.join(NAMES)}")
+    if name == "tcp":
+        return
+    if name == "gloo":
+        if not (dist.is_available() and dist.is_gloo_available()):
+            raise UsageError("transport gloo: this build of torch has no gloo", hint="use --transport tcp")
+        return
+    if not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no usable GPU"
+        raise UsageError(f"transport nccl needs CUDA, and {why}", hint="use --transport tcp, or gloo")
+    if not (dist.is_available() and dist.is_nccl_available()):
+        raise UsageError("transport nccl: this build of torch has no NCCL", hint="use --transport tcp, or gloo")

@@ -41,6 +41,7 @@ from .plane import Plane
 from .progress import line_of, live_line, mark, missing, underway
 from .root_cause import Failures
 from .summary import Ending, lines
+from .transport import check_transport
 
 LAUNCHER = "launcher"
 _LOOK = 0.2
@@ -129,12 +130,15 @@ class Launch:
     async def _whole(self) -> str:
         if self._hosts is not None:
             await self._hosts.check()
+        await check_transport(self._order.spec.transport, self._node)
         await self._reach_broker()
         if not self._plane.ours:
             self._folder.keep_endpoint(self._plane.endpoint)
         bus = self._bus = await Bus.connect(self._plane.endpoint, source=f"{LAUNCHER}/{self._node}", timeout=5.0)
         entry = await enter(bus, self._order, self._folder, self._claims, self._screen)
         self._spec, self._node = entry.spec, entry.node
+        if self._spec.transport != self._order.spec.transport:  # a run that is joined has one already
+            await check_transport(self._spec.transport, self._node)
         self._submitted = True
         workers = workers_of(self._spec, self._order.nproc)
         if told := crowded(workers, usable_cores(), available_memory()):
