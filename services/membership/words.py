@@ -151,6 +151,6 @@ def outlook(members: Sequence[Member], status: str, *, slots: int, goes_on: bool
     """Say how it goes on."""
     one, crew = len(members) == 1, headcount(members, slots)
     if status == "paused":
-        return f"{crew} wait{'s' if one else ''}: too few to go on" if members else "nobody is left"
+        return "too few to go on" if members else "nobody is left"  # who is awaited stands beside it
     does = ("goes on" if one else "go on") if goes_on else ("begins" if one else "begin")
     return f"{crew} {does}"

@@ -141,7 +141,7 @@ def test_scripts_that_never_join_are_fine() -> None:
     assert not node.all(End)
     node.exit(1, 0)
     assert [e.expected for e in node.all(WorkerExited)] == [True, True]
-    assert len([s for s in node.all(Say) if "without calling reknit.join()" in s.text]) == 1
+    assert not node.all(Say), "the launcher says at the end that nothing was trained together"
     assert node.last(AgentLeft).node == "w0"
     assert node.last(End) == End(0)
 

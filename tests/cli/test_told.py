@@ -239,7 +239,7 @@ def steps(last: int) -> StepsCommitted:
         (world(status="paused", awaiting="2 more"), "world 3: waiting for 2 more"),
         (
             world(status="paused", awaiting="2 more", removed=("w1",)),
-            "world 3: 0 workers, paused: because; waiting for 2 more",
+            "world 3: paused: because; waiting for 2 more",
         ),
         (world("w1", status="finished"), None),
         (

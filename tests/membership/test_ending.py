@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reknit.core.events import WorkerUnreachable
 from support.town import Town
 
 
@@ -229,6 +230,19 @@ def test_poison_that_wanders_from_worker_to_worker_is_poison() -> None:
         town.run(0.3)
     assert town.end is not None
     assert town.end.root_worker == "a-0"
+
+
+def test_an_error_that_is_heard_after_the_death_is_its_reason_and_counts_as_any_other() -> None:
+    """Its door was found shut before its own word came through."""
+    town = ring_of("a-0", "b-0")
+    body = town.bodies["b-0"]
+    town.say(WorkerUnreachable(worker="b-0", incarnation=body.incarnation, address=body.address, refused=True))
+    town.failed("b-0", "ValueError: boom", 5)
+    town.run(0.5)
+    record = town.houses[0].view.record
+    assert [(f.worker, f.text, f.raised) for f in record.failures] == [("b-0", "ValueError: boom", True)]
+    assert record.endings[("b-0", 1)].evidence.detail == "its script raised ValueError: boom"
+    assert record.restarts == 1
 
 
 def test_failures_far_apart_are_no_poison() -> None:

@@ -114,8 +114,6 @@ def _next(state: State, place: Place, told: Exited, expected: bool) -> Decision:
         if place.leaving:
             empty = replace(empty, wanted=False)
         decision = Decision(state.with_place(empty))
-        if told.code == 0 and not place.ever_registered and not place.why:
-            decision = _plain(decision, place)
         if bad and state.mode != "failing":
             decision = Decision(
                 replace(decision.state, root=decision.state.root or root, code=1),
@@ -150,13 +148,3 @@ def _vacant(place: Place) -> Place:
     return replace(
         place, registered=False, member=False, finished=False, leaving=False, evicted_at=None, why="", again=False
     )
-
-
-def _plain(decision: Decision, place: Place) -> Decision:
-    if decision.state.plain_said:
-        return decision
-    said = Say(
-        f"{place.worker}: the script ended without calling reknit.join() and ring.steps(…): "
-        "each worker ran all of it by itself, nothing was shared, and no step is in the ledger"
-    )
-    return Decision(replace(decision.state, plain_said=True), (*decision.do, said))

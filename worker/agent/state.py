@@ -113,7 +113,6 @@ class State:
         root: the failure that everything began with, for the last words.
         hurry: nobody is asked any more, only killed.
         signals: how many SIGTERM and SIGINT so far.
-        plain_said: a script without reknit was mentioned.
         linger_until: monotonic second until which an agent without workers waits for the run's end.
         unreaped: pids that even SIGKILL did not end.
     """
@@ -138,7 +137,6 @@ class State:
     root: str = ""
     hurry: bool = False
     signals: int = 0
-    plain_said: bool = False
     linger_until: float | None = None
     unreaped: tuple[int, ...] = ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reknit.core.events import TargetsSet, WorkerRefused, WorkerRegistered, WorldChanged
+from reknit.core.headcount import workers
 
 from .actions import Decision, Say, Watch
 from .ending import ask, kill
@@ -113,7 +114,7 @@ def _to_target(state: State, target: int, spares: int, now: float) -> Decision:
         decision = asked.onto(decision.do)
     for _ in range(target - len(kept)):
         decision = Decision(_one_more(decision.state, now), decision.do)
-    return decision.then(Say(f"{state.node} shall keep {target} workers, had {len(kept)}"))
+    return decision.then(Say(f"{state.node} shall keep {workers(target)}, had {len(kept)}"))
 
 
 def _to_drop(kept: list[Place], number: int, spares: int) -> list[Place]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from reknit.core.headcount import TO_GET_ONE
 from reknit.core.status import learning_in_words
 from reknit.services.monitor.finding import Finding, Rule
 from reknit.services.monitor.view import View
@@ -53,11 +54,12 @@ def behind(view: View, _now: float) -> Iterable[Finding]:
 
 
 def changed(view: View, _now: float) -> Iterable[Finding]:
-    """The world changed and no step is committed in it yet."""
+    """The world changed and no step is committed in it yet; who came or was lost is an alert of its own."""
     if not_mended(view):
         world = view.status.world
         assert world is not None
-        yield Finding("world-changed", view.job, "info", f"generation {world.generation}: {world.reason}")
+        if not world.added and view.status.lost.keys().isdisjoint(world.removed):
+            yield Finding("world-changed", view.job, "info", f"generation {world.generation}: {world.reason}")
 
 
 def unmended(view: View, _now: float) -> Iterable[Finding]:
@@ -76,7 +78,7 @@ def paused(view: View, _now: float) -> Iterable[Finding]:
     world = view.status.world
     if world is not None and world.status == "paused" and view.status.finished is None:
         reason = f"paused: {world.awaiting or world.reason}"
-        yield Finding("job-below-min", view.job, "critical", reason, "start another node with `reknit run`")
+        yield Finding("job-below-min", view.job, "critical", reason, TO_GET_ONE)
 
 
 def held(view: View, now: float) -> Iterable[Finding]:

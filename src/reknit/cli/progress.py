@@ -11,7 +11,7 @@ from reknit.core.events import (
     JobScaled,
     WorldChanged,
 )
-from reknit.core.headcount import headcount, workers
+from reknit.core.headcount import TO_GET_ONE, headcount, workers
 from reknit.core.manifest import run_of
 from reknit.core.status import GONE, Status
 
@@ -19,10 +19,6 @@ from .output import Colour
 
 _TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min"})
 """Alerts that say again what a world's line, the worker's own traceback or the summary says."""
-
-
-TO_GET_ONE = "`reknit scale N` starts workers where an agent is up; else start a node with its `reknit run` command"
-"""How a job gets a worker that it waits for."""
 
 
 def underway(status: Status) -> bool:
@@ -44,7 +40,7 @@ def live_line(status: Status, *, moves: bool = True) -> str:
         ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
         return f"{status.state}: {workers(len(status.workers))}, {ready} ready" if status.workers else status.state
     if not world.members and not status.committed:
-        return f"waiting for {world.awaiting or 'workers'}"
+        return f"waiting for {world.awaiting or 'workers'}{_advice(status)}"
     if not moves and world.status == "running" and status.finished is None:
         return _starting(status)
     ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
@@ -62,9 +58,15 @@ def live_line(status: Status, *, moves: bool = True) -> str:
     parts.append(headcount(world.members, status.slots) + (f", {learning} learning" if learning else ""))
     parts.append(f"generation {world.generation}")
     if status.state not in {"running", "starting"}:
-        why = f"waiting for {world.awaiting}" if status.state == "paused" else status.trouble
+        why = f"waiting for {world.awaiting}{_advice(status)}" if status.state == "paused" else status.trouble
         parts.append(f"{status.state}: {why}" if why and status.state in {"paused", "degraded"} else status.state)
     return "  ".join(parts)
+
+
+def _advice(status: Status) -> str:
+    """How to get a worker, where none is on its way."""
+    coming = any(w.state in {"starting", "ready", "learning"} for w in status.workers.values())
+    return "" if coming or not status.workers else f" ({TO_GET_ONE})"
 
 
 def _starting(status: Status) -> str:
@@ -130,7 +132,8 @@ def _world(world: WorldChanged, slots: int, *, awaited: bool) -> tuple[str, Colo
         return (f"world {world.generation}: waiting for {world.awaiting or 'workers'}", "") if awaited else None
     if world.status == "paused":
         waits = f"; waiting for {world.awaiting}" if awaited and world.awaiting else ""
-        return f"{head}, paused: {world.reason}{waits}", "yellow"
+        crew = f"{head}, " if world.members else f"world {world.generation}: "
+        return f"{crew}paused: {world.reason}{waits}", "yellow"
     if world.status == "finished":
         return None  # the summary tells it
     return f"{head}: {world.reason}", "yellow" if world.removed else "cyan"

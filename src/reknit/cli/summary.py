@@ -14,7 +14,7 @@ from .saved import unsaved
 
 _MOST_FOLLOW_UPS = 5
 _NEVER_JOINED = (
-    "nothing was trained together and no step is in a ledger: each worker ran the whole script by itself; "
+    "each worker ran the whole script by itself, and no step is in a ledger; "
     "a loop over ring.steps(…) inside of reknit.join() is what workers share"
 )
 

@@ -10,14 +10,13 @@ import typer
 
 from reknit.core.bus import Received
 from reknit.core.events import JobSubmitted, RingRecovered, WorkerRegistered, WorldChanged
-from reknit.core.headcount import spares_of
+from reknit.core.headcount import TO_GET_ONE, spares_of
 from reknit.core.settings import Settings
 from reknit.core.status import Status
 
 from . import options, output
 from .app import app, verb
 from .look import looking
-from .progress import TO_GET_ONE
 from .status import status_of, told_of
 
 

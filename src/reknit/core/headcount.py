@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from reknit.core.events import Member
 
+TO_GET_ONE = "`reknit scale N` starts workers where an agent is up; else start a node with its `reknit run` command"
+"""What to do where a job waits for a worker."""
+
 
 def spares_of(members: Sequence[Member], slots: int) -> int:
     """How many stand by: those that are spares, and those for whom a step has no slot.

@@ -27,6 +27,10 @@ class Unfit(Exception):
     """A value is not of its setting's kind; the text goes on from the setting's name."""
 
 
+class Named(Unfit):
+    """The same, of a value whose part that does not fit the text names already."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSpan:
     """How many nodes a job needs and takes: torchrun's `--nnodes MIN:MAX`."""
@@ -182,7 +186,7 @@ def labels_text(value: Any) -> str:
     try:
         return labels.text_of(labels.parse(value if isinstance(value, dict) else several(value)))
     except UsageError as error:
-        raise Unfit(f"cannot be used: {error}") from None
+        raise Named(f"cannot be used: {error}") from None
 
 
 def seeds_text(value: Any) -> str:
@@ -190,7 +194,7 @@ def seeds_text(value: Any) -> str:
     try:
         return ",".join(address.join(*address.split(text)) for text in several(value))
     except UsageError as error:
-        raise Unfit(f"cannot be used: {error}") from None
+        raise Named(f"cannot be used: {error}") from None
 
 
 def sources_text(value: Any) -> str:
@@ -198,4 +202,4 @@ def sources_text(value: Any) -> str:
     try:
         return ",".join(str(found) for found in source.parse_all(several(value)))
     except UsageError as error:
-        raise Unfit(f"cannot be used: {error}") from None
+        raise Named(f"cannot be used: {error}") from None

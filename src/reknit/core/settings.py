@@ -311,7 +311,8 @@ def _parsed(name: str, raw: Any, source: str) -> Any:
         return _FIELDS[name].metadata["parse"](raw)
     except kinds.Unfit as error:
         said = ", ".join(map(str, raw)) if isinstance(raw, list | tuple) else raw
-        raise UsageError(f"{name} {error}, not {said!r} (from {source})", hint=doc_of(name)) from None
+        instead = "" if isinstance(error, kinds.Named) else f", not {said!r}"
+        raise UsageError(f"{name} {error}{instead} (from {source})", hint=doc_of(name)) from None
 
 
 def read_file(folder: Path) -> tuple[Path | None, dict[str, Any]]:
