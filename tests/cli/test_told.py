@@ -28,6 +28,7 @@ from reknit.core.events import (
     WorkerStarted,
     WorldChanged,
 )
+from reknit.core.headcount import TO_GET_ONE
 from reknit.core.plan import split
 from reknit.core.status import Status
 from reknit.core.status_fold import hear, see
@@ -218,6 +219,11 @@ def test_nothing_is_said_to_run_of_which_nobody_is_heard() -> None:
     coming = hear(see(before, anew, 1.0), pulse, 1.0)
     assert not underway(coming), "that is the next life of a member"
     assert live_line(coming, moves=False) == "starting: 1 worker, 0 ready; 5 of 20 steps were committed before"
+    paused = msgspec.structs.replace(world(status="paused", awaiting="a worker", removed=("w1", "w2")), generation=4)
+    said = "starting: 1 worker, 0 ready; 5 of 20 steps were committed before"
+    assert live_line(see(coming, paused, 2.0), moves=False) == said
+    nobody = live_line(see(before, paused, 2.0), moves=False)
+    assert nobody == f"step 5/20  0 workers  generation 4  paused: waiting for a worker ({TO_GET_ONE})"
     assert mark(before, moves=False) != mark(coming, moves=False) != mark(coming)
     heard = hear(before, msgspec.structs.replace(pulse, incarnation=1, generation=3), 1.0)
     assert underway(heard)

@@ -13,7 +13,7 @@ from reknit.core.events import (
 )
 from reknit.core.headcount import TO_GET_ONE, headcount, workers
 from reknit.core.manifest import run_of
-from reknit.core.status import GONE, Status
+from reknit.core.status import Status, Worker
 
 from .output import Colour
 
@@ -39,10 +39,11 @@ def live_line(status: Status, *, moves: bool = True) -> str:
     if world is None:
         ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
         return f"{status.state}: {workers(len(status.workers))}, {ready} ready" if status.workers else status.state
+    starting = world.status == "running" or any(w.state == "starting" for w in status.workers.values())
+    if starting and not moves and status.finished is None:
+        return _starting(status)
     if not world.members and not status.committed:
         return f"waiting for {world.awaiting or 'workers'}{_advice(status)}"
-    if not moves and world.status == "running" and status.finished is None:
-        return _starting(status)
     ahead = max((w.pulse for w in status.members if w.pulse), key=lambda p: p.committed, default=None)
     committed = max(status.committed, ahead.committed if ahead else 0)
     parts = [f"step {committed}/{status.steps}" if status.steps else f"step {committed}"]
@@ -63,17 +64,20 @@ def live_line(status: Status, *, moves: bool = True) -> str:
     return "  ".join(parts)
 
 
+def _coming(status: Status) -> list[Worker]:
+    """Workers that have come and are in no ring yet."""
+    return [w for w in status.workers.values() if w.state in {"starting", "ready", "learning"}]
+
+
 def _advice(status: Status) -> str:
     """How to get a worker, where none is on its way."""
-    coming = any(w.state in {"starting", "ready", "learning"} for w in status.workers.values())
-    return "" if coming or not status.workers else f" ({TO_GET_ONE})"
+    return "" if _coming(status) or not status.workers else f" ({TO_GET_ONE})"
 
 
 def _starting(status: Status) -> str:
     """Nobody of the world is heard: who comes, and what is there to go on from."""
-    lives = {(m.worker, m.incarnation) for m in status.world.members} if status.world else set()
-    new = [w for w in status.workers.values() if (w.worker, w.incarnation) not in lives and w.state not in GONE]
-    ready = sum(w.state in {"ready", "learning"} for w in new)
+    new = _coming(status)
+    ready = sum(w.state != "starting" for w in new)
     came = f": {workers(len(new))}, {ready} ready" if new else ""
     before = f"; {status.committed} of {status.steps} steps were committed before" if status.committed else ""
     return f"starting{came}{before}"
