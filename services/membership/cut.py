@@ -21,8 +21,9 @@ UNSTABLE_WAIT = 0.5
 """Seconds that a cut waits for members that are about to be found dead too."""
 CHECK_WAIT = 0.05
 """Seconds that a certain death waits for the answers to urgent dials."""
-BURST = 0.03
-"""Seconds from one certain death to the next of several, after which no more are expected."""
+BURST, BURST_EACH = 0.03, 0.015
+"""Seconds from one certain death to the next of two, after which no more are expected; and for each that is known more:
+a machine that takes many processes apart gets round to the agent that would tell of the next one late."""
 LONGEST_BURST = 0.15
 RELINK = 0.15
 """Seconds from the first report of a broken link to a new generation of the same members; doubles with each try."""
@@ -46,7 +47,8 @@ def gone_due(record: Record, sight: Sight, verdict: Verdict, now: float) -> bool
         return stable  # they leave at the same step boundary: no new ring for each of them
     if since < CHECK_WAIT and _checks_under_way(record, sight, verdict, now):
         return False
-    return since >= LONGEST_BURST or now - sight.gone_changed >= BURST or not _is_burst(record, sight, verdict, now)
+    quiet = BURST + BURST_EACH * max(0, len(verdict.dead) - 2)
+    return since >= LONGEST_BURST or now - sight.gone_changed >= quiet or not _is_burst(record, sight, verdict, now)
 
 
 def removable(record: Record, verdict: Verdict) -> frozenset[str]:
