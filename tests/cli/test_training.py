@@ -285,6 +285,29 @@ def test_resume_says_from_which_run_and_does_not_guess(place: Place) -> None:
     assert f"(step {later}, of run {third})" in train("--resume", epochs=16)
 
 
+def test_a_launcher_that_was_killed_and_the_same_command_again(place: Place) -> None:
+    script = str(place.script("tiny.py", TINY))
+    common = ("run", "--job", "t", "--node", "n", "--nproc-per-node", "2", script, "gate", "200")
+    first = place.start(*common)
+    first.until("loss ")
+    first.process.kill()
+    first.wait()
+    place.nothing_left()
+    again = place.start(*common)
+    again.until("loss ")
+    before, _, _ = again.shown.partition("the ring begins again")
+    assert "n-0 and n-1 died: the agent of n was started anew; nobody is left" in before
+    assert "goes on" not in before.replace("going on with its run", "")
+    assert "degraded" not in again.shown
+    progress = [line for line in before.splitlines() if line.startswith("reknit: step ")]
+    assert not progress, "nobody runs yet"
+    assert "state    running\n" in place.call("status", "--job", "t").shown
+    assert place.call("world", "--job", "t").shown.startswith("generation 3, running: the ring begins again")
+    place.open("gate")
+    assert again.wait() == 0, again.shown
+    assert place.json("ledger", "verify", "--job", "t")["ok"]
+
+
 _BAD = TINY.replace(
     "        for x, y in step:", "        if step.index == 5: raise ValueError('bad step')\n        for x, y in step:"
 )

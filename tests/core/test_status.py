@@ -197,6 +197,7 @@ def test_a_degraded_job_says_who_is_missing_and_each_thing_once() -> None:
     assert status.trouble == "b is missing"
     for raised in (alert("worker-failed", "b"), alert("checkpoint-failed", "j"), alert("world-changed", "j", "info")):
         status = see(status, raised, 9.0)
+    status = see(status, alert("job-below-min", "j", "critical"), 9.0)
     assert status.trouble == "b is missing, checkpoint-failed"
     status = see(status, world(3, member("a"), member("b", 2)), 9.0)
     assert status.trouble == "checkpoint-failed, worker-failed (b)", "until the monitor clears it"
@@ -292,6 +293,15 @@ def test_the_report_tells_how_long_is_left_and_how_fast_a_world_was_mended() -> 
 )
 def test_exits_in_words(fields: dict[str, object], words: str) -> None:
     assert exit_in_words(WorkerExited(worker="a", incarnation=1, node="n", pid=1, **fields)) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "state"),
+    [(0, True, "finished"), (143, True, "finished"), (1, True, "dead"), (143, False, "dead")],
+)
+def test_who_was_to_end_and_failed_over_it_is_dead(code: int, expected: bool, state: str) -> None:
+    end = WorkerExited(worker="b", incarnation=1, node="n", pid=1, code=code, expected=expected)
+    assert states(told(*begun(), end))["b"] == state
 
 
 def test_last_line_of_a_failure() -> None:

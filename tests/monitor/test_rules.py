@@ -158,7 +158,7 @@ def test_below_the_minimum_is_critical_and_over_when_it_runs() -> None:
     job.beat(5)
     job.change("w1-0", status="paused", removed=("w2-0",), awaiting="1 more node")
     assert ("job-below-min", "j", "raised") in job.told("critical")
-    assert job.alert("job-below-min").reason == "paused: 1 more node"
+    assert job.alert("job-below-min").reason == "paused: waiting for 1 more node"
     job.beat(60, steps=0)
     assert len(job.told("critical")) == 1
     job.change("w1-0", "w2-0")

@@ -77,7 +77,7 @@ def paused(view: View, _now: float) -> Iterable[Finding]:
     """Too few workers: the job waits and keeps its state."""
     world = view.status.world
     if world is not None and world.status == "paused" and view.status.finished is None:
-        reason = f"paused: {world.awaiting or world.reason}"
+        reason = f"paused: waiting for {world.awaiting}" if world.awaiting else f"paused: {world.reason}"
         yield Finding("job-below-min", view.job, "critical", reason, TO_GET_ONE)
 
 

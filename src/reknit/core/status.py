@@ -237,7 +237,8 @@ class Status:
         said += [
             alert.alert if alert.subject == self.job else f"{alert.alert} ({alert.subject})"
             for alert in by_weight(self.alerts)
-            if alert.severity != "info" and alert.subject not in self.lost
+            # one that says that it is paused is about to be cleared
+            if alert.severity != "info" and alert.subject not in self.lost and alert.alert != "job-below-min"
         ]
         return ", ".join(said)
 

@@ -52,7 +52,7 @@ from reknit.core.status import (
     finite,
 )
 from reknit.core.status_nodes import count_exit, seen, with_node
-from reknit.core.worker_ends import exit_in_words, last_line
+from reknit.core.worker_ends import ended_well, exit_in_words, last_line
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -302,7 +302,7 @@ def _told(worker: Worker, event: WorkerTold) -> Worker:  # noqa: PLR0911 - one r
         case WorkerRefused():
             return change(worker, state="refused", note=event.reason)
         case WorkerExited():
-            state = "finished" if event.expected and worker.state != "lost" else "dead"
+            state = "finished" if ended_well(event) and worker.state != "lost" else "dead"
             return change(worker, node=event.node, state=state, note=exit_in_words(event), exit=event, stuck="")
         case WorkerFailed():
             return change(worker, note=last_line(event), failure=event)

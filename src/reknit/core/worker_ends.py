@@ -19,6 +19,11 @@ def exit_in_words(event: WorkerExited) -> str:
     return f"exited with code {event.code}" + (f" ({by})" if by else "")
 
 
+def ended_well(event: WorkerExited) -> bool:
+    """True if it was to end, and its script did not fail over it."""
+    return event.expected and (event.code <= 0 or bool(_signal_of(event.code)))
+
+
 def last_line(event: WorkerFailed) -> str:
     """Return the traceback's last line, or the error itself."""
     lines = [line.strip() for line in event.traceback.splitlines() if line.strip()]
