@@ -31,6 +31,8 @@ from .snapshot import Snapshot
 
 CHUNK_BYTES = 16 * 1024 * 1024
 _PIECE = 4 * 1024 * 1024  # hashed and written at a time; between two a cancelled write ends
+WORD = 3.0
+"""Seconds to wait, where a file has vanished, for the word that its checkpoint is over: the service tidies up first."""
 _log = log.get("checkpoint")
 
 
@@ -76,6 +78,7 @@ class Writer:
         self.chunk_bytes = chunk_bytes
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._given_up: set[str] = set()
+        self._word = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def write(
@@ -107,7 +110,9 @@ class Writer:
 
     def cancel(self, checkpoint: str) -> None:
         """Stop writing a checkpoint that was given up or is committed; nothing is reported for it any more."""
-        self._given_up.add(checkpoint)
+        with self._word:
+            self._given_up.add(checkpoint)
+            self._word.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Finish what was asked for; return False if it was not done within `timeout` seconds."""
@@ -123,7 +128,7 @@ class Writer:
                 if order.checkpoint not in self._given_up:
                     self._write(order)
             except _Cancelled:
-                _log.info("checkpoint cancelled while it was written", checkpoint=order.checkpoint)
+                _log.debug("checkpoint cancelled while it was written", checkpoint=order.checkpoint)
             except Exception as error:  # noqa: BLE001 - a callback that raises must not end all later saves
                 _log.error("checkpoint not reported", checkpoint=order.checkpoint, exc_info=error)
             finally:
@@ -141,16 +146,19 @@ class Writer:
                 if order.checkpoint in self._given_up:
                     raise _Cancelled
                 self._on_written(written)
-        except FileNotFoundError:
-            raise _Cancelled from None  # the service removed it: committed without us, or given up
         except OSError as error:
-            if order.checkpoint in self._given_up:
-                return
+            # what is gone may have been removed by the service (committed without us, or given up), or by anybody else
+            if self._is_over(order.checkpoint, WORD if isinstance(error, FileNotFoundError) else 0.0):
+                raise _Cancelled from None
             self._fail(order, f"{self._worker} cannot write to {directory}: {error.strerror or error}")
+
+    def _is_over(self, checkpoint: str, within: float) -> bool:
+        """True if the checkpoint is known to be given up or committed, now or within so many seconds."""
+        with self._word:
+            return self._word.wait_for(lambda: checkpoint in self._given_up, within)
 
     def _fail(self, order: _Order, reason: str) -> None:
         self._given_up.add(order.checkpoint)
-        _log.warning("checkpoint not written", checkpoint=order.checkpoint, reason=reason)
         self._on_failed(
             CheckpointFailed(checkpoint=order.checkpoint, reason=reason, step=order.snapshot.step, worker=self._worker)
         )

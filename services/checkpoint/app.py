@@ -32,7 +32,6 @@ async def act(bus: Bus, job: str, action: Any) -> None:
 
     Raises:
         ControlPlaneUnreachable: done, but not announced; the reducer asks again.
-        OSError: the sweep met a disk error; it is tried again after the next checkpoint.
     """
     match action:
         case Commit():
@@ -60,15 +59,19 @@ async def _commit(bus: Bus, job: str, action: Commit) -> None:
 
 
 async def _sweep(bus: Bus, job: str, action: Sweep) -> None:
-    swept = await asyncio.to_thread(
-        disk.sweep,
-        Path(action.directory),
-        job,
-        action.run,
-        keep=action.keep,
-        given_up=action.given_up,
-        kept=action.kept,
-    )
+    try:
+        swept = await asyncio.to_thread(
+            disk.sweep,
+            Path(action.directory),
+            job,
+            action.run,
+            keep=action.keep,
+            given_up=action.given_up,
+            kept=action.kept,
+        )
+    except (CheckpointError, OSError) as error:  # tried again after the next checkpoint
+        _log.warning("nothing is tidied up", job=job, directory=action.directory, reason=str(error))
+        return
     for manifest in swept.found:
         await _announce(bus, job, action.directory, manifest, 0.0)
     for checkpoint, reason in swept.deleted:

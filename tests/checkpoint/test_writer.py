@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -134,19 +135,69 @@ def test_a_cancelled_checkpoint_leaves_no_half_file_and_reports_nothing(
     assert copied._holds == 1
 
 
-def test_a_directory_that_the_service_removed_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_files_that_the_service_removed_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    removed = threading.Event()
     real = DurableFile.write
 
     def write(self: DurableFile, data: memoryview | bytes) -> None:
         real(self, data)
+        if early:
+            writer.cancel("c")
         self.temp.unlink(missing_ok=True)
+        removed.set()
 
     monkeypatch.setattr(DurableFile, "write", write)
+    monkeypatch.setattr(module, "WORD", 60.0)
     said: list[CheckpointWritten | CheckpointFailed] = []
     writer = Writer("w", job=JOB, checkpoint_dir=tmp_path, on_written=said.append, on_failed=said.append)
     writer.write(snapshot(5), "c", (0,))
+    assert removed.wait(30)
+    if not early:
+        assert not writer.close(0.1), "it waits for the word"
+        writer.cancel("c")
     assert writer.close(30)
     assert said == []
+
+
+@pytest.mark.parametrize("of", ["parent", "folder", "checkpoint"])
+def test_a_directory_that_vanishes_while_it_is_written_to_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    root = tmp_path / "parent" / "folder"
+    gone = {"parent": root.parent, "folder": root, "checkpoint": root / JOB / directory_name(5, "c")}[of]
+    real = DurableFile.write
+
+    def write(self: DurableFile, data: memoryview | bytes) -> None:
+        real(self, data)
+        if self.path.parent.name.endswith("-c"):
+            shutil.rmtree(gone, ignore_errors=True)
+
+    monkeypatch.setattr(DurableFile, "write", write)
+    monkeypatch.setattr(module, "WORD", 0.05)
+    said: list[CheckpointWritten | CheckpointFailed] = []
+    writer = Writer("w", job=JOB, checkpoint_dir=root, on_written=said.append, on_failed=said.append)
+    writer.write(snapshot(5), "c", (-1, 0))
+    writer.write(snapshot(6), "d", (-1, 0))
+    assert writer.close(30)
+    assert [type(x) for x in said] == [CheckpointFailed, CheckpointWritten, CheckpointWritten]
+    assert isinstance(said[0], CheckpointFailed)
+    assert said[0].reason.startswith("w cannot write to ")
+    assert said[0].reason.endswith("No such file or directory")
+    assert [x.checkpoint for x in said] == ["c", "d", "d"], "the next one is written, the folders made anew"
+
+
+def test_a_directory_that_cannot_be_made_for_want_of_a_parent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORD", 0.05)
+    said: list[CheckpointWritten | CheckpointFailed] = []
+    writer = Writer("w", job=JOB, checkpoint_dir=Path("/proc/x"), on_written=said.append, on_failed=said.append)
+    for step in (5, 10):
+        writer.write(snapshot(step), f"c{step}", (-1, 0))
+    assert writer.close(30)
+    assert [type(x) for x in said] == [CheckpointFailed, CheckpointFailed]
+    assert all("No such file or directory" in x.reason for x in said if isinstance(x, CheckpointFailed))
 
 
 def test_a_callback_that_raises_ends_one_checkpoint_only(tmp_path: Path) -> None:

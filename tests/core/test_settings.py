@@ -72,6 +72,16 @@ def test_overlap_is_on_off_or_auto(tmp_path: Path, text: str, value: str) -> Non
     assert resolve({"overlap": text}, {}, tmp_path).node.overlap == value
 
 
+@pytest.mark.parametrize("text", ["s3://bucket/x", "file:///tmp/x", "gs://b", "https://host/x"])
+def test_an_address_is_no_folder_of_checkpoints(tmp_path: Path, text: str) -> None:
+    said = f"checkpoint_dir must be a folder .URLs are not supported.*, not '{text}' .from flag --checkpoint-dir"
+    with pytest.raises(UsageError, match=said):
+        resolve({"checkpoint_dir": text}, {}, tmp_path)
+    with pytest.raises(UsageError, match="must be a folder"):
+        resolve({}, {"REKNIT_CHECKPOINT_DIR": text}, tmp_path)
+    assert resolve({"checkpoint_dir": "a:b/c"}, {}, tmp_path).checkpoint.checkpoint_dir == "a:b/c"
+
+
 def test_overlap_is_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be auto, 1 or 0, not 'sometimes'"):
         resolve({}, {"REKNIT_OVERLAP": "sometimes"}, tmp_path)

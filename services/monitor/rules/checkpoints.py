@@ -16,8 +16,7 @@ LEAST_SECONDS = 30.0
 def failed(view: View, _now: float) -> Iterable[Finding]:
     """The newest checkpoint was given up; it is over with the next one that is committed."""
     saving = view.status.saving
-    # one that was asked for at a later step than the run stops at is followed by the last one: nothing has failed
-    if saving.failed and not saving.failed.startswith("the job stops before step"):
+    if saving.failed:
         kept = f"the one of step {saving.step} is untouched" if saving.step >= 0 else "there is no other"
         hint = "the next one is taken as usual; if it is the disk: free space, permissions"
         yield Finding("checkpoint-failed", view.job, "warning", f"a checkpoint failed: {saving.failed}; {kept}", hint)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reknit.core.errors import CheckpointError, UsageError
+from reknit.core.errors import CheckpointError
 from reknit.core.events import JobSubmitted
 from reknit.core.home import Home
 from reknit.core.manifest import Listed, list_manifests, verify
@@ -58,8 +58,6 @@ def _place(settings: Settings) -> tuple[str, Path]:
     if not (name and where):  # else checkpoints of another machine's job, perhaps
         name, known = asyncio.run(_told(settings)) if asks_broker(settings) else _here(settings)
         where = where or known
-    if "://" in where:
-        raise UsageError(f"checkpoints at {where} cannot be listed from here", hint="give a folder: --checkpoint-dir")
     return name, Path(where).expanduser().absolute()
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 
 from reknit.core.bus import Bus
-from reknit.core.errors import CheckpointError, StaleWorld
+from reknit.core.errors import CheckpointError, StaleWorld, UsageError
 from reknit.core.events import JobSubmitted
 from reknit.core.headcount import spares_in_words, workers
 from reknit.core.home import JobFolder
 from reknit.core.lineage import Line, chosen, lines
 from reknit.core.manifest import list_manifests
 
-from . import submission
+from . import checkpoint_folder, submission
 from .look import answering
 from .order import Order
 from .output import Screen
@@ -42,7 +42,8 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
     """Begin or join the job; the node's name is held by `claims` from now on.
 
     Raises:
-        UsageError: another job of that name runs, the name of the node is taken, or no more nodes are taken.
+        UsageError: another job of that name runs, the name of the node is taken, no more nodes are taken, or the run
+            takes checkpoints and this node cannot write to their folder.
         Unauthorized: the job has another secret.
         ControlPlaneUnreachable: the broker went away.
     """
@@ -64,6 +65,7 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
             await asyncio.sleep(_AGAIN)
             continue
         if not isinstance(decision, Begin):
+            warning = await asyncio.to_thread(saving_here, decision.spec, order.job)
             if decision.interrupted:
                 run = decision.spec.run
                 screen.note(f"job {order.job} was interrupted: going on with its run {run}", "yellow")
@@ -75,6 +77,8 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
                     )
             else:
                 screen.note(f"node {node} joins job {order.job}")
+            if warning:
+                screen.note(warning, "yellow")
             return Entry(decision.spec, node)
         spec, told = beginning(decision.spec, order.job)
         try:
@@ -86,6 +90,26 @@ async def enter(bus: Bus, order: Order, folder: JobFolder, claims: contextlib.Ex
         if told:
             screen.note(told, "yellow")
         return Entry(spec, node)
+
+
+def saving_here(spec: JobSubmitted, job: str) -> str:
+    """See that a node that joins can write to the run's folder of checkpoints, and return a warning (empty: none).
+
+    Args:
+        spec: of the run that it joins.
+        job: its name.
+
+    Raises:
+        UsageError: it cannot, and the run takes checkpoints while it trains: each of them would fail.
+    """
+    where = spec.checkpoint_dir
+    fault = checkpoint_folder.fault_of(Path(where), job) if where else ""
+    if not fault:
+        return ""
+    said = f"job {job} keeps its checkpoints in {where}, and this node cannot write there: {fault}"
+    if spec.checkpoint_every_steps or spec.checkpoint_every_seconds:
+        raise UsageError(said, hint="mount here what the other nodes have there; all nodes must see the same folder")
+    return f"{said}; a polite stop will leave no last checkpoint"
 
 
 def beginning(spec: JobSubmitted, job: str) -> tuple[JobSubmitted, str]:
@@ -101,8 +125,6 @@ def beginning(spec: JobSubmitted, job: str) -> tuple[JobSubmitted, str]:
     Raises:
         UsageError: it is open which run `--resume` means, or there is no checkpoint of the one that was named.
     """
-    if "://" in spec.checkpoint_dir:
-        return spec, ""  # listing it may take a while; the workers do
     try:
         listed = [one for one in list_manifests(Path(spec.checkpoint_dir), job) if not one.foreign]
     except CheckpointError:

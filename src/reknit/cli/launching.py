@@ -18,7 +18,16 @@ import time
 from reknit.core import launch
 from reknit.core.bus import Bus, Received
 from reknit.core.errors import ControlPlaneUnreachable, ReknitError, RunFailed, Unauthorized, UsageError
-from reknit.core.events import AgentJoined, AgentLeft, AnyPulse, JobFinished, JobStopAsked, StepsCommitted, WorldChanged
+from reknit.core.events import (
+    AgentJoined,
+    AgentLeft,
+    AnyPulse,
+    CheckpointFailed,
+    JobFinished,
+    JobStopAsked,
+    StepsCommitted,
+    WorldChanged,
+)
 from reknit.core.home import Home, JobFolder, Mark, NodeRun
 from reknit.core.ledger import verify
 from reknit.core.proof import Proof
@@ -52,6 +61,8 @@ _HEAR_THE_END = 5.0
 """Seconds to wait for `job.finished` after the agent has ended."""
 _LINGER = 10.0
 """Seconds that the launcher that keeps the broker waits for other nodes to end after the job is over."""
+_SAVED = 3.0
+"""Seconds to wait, once all have ended, for a checkpoint of which files are written."""
 _MARGIN = 10.0
 """Seconds beyond its own grace that an agent may take to end."""
 _HEARS_ALL = 64
@@ -314,6 +325,8 @@ class Launch:
     async def _close(self, bus: Bus, outcome: str, reason: str) -> None:
         if self._plane.ours and outcome != "drained":
             await self._linger(bus)
+        if outcome in {"completed", "stopped"}:
+            await self._until_saved()
         proof = await self._proof(bus) if outcome != "drained" else None
         await bus.flush(2.0)
         self._screen.status("")
@@ -328,6 +341,12 @@ class Launch:
         deadline = time.monotonic() + _LINGER
         while time.monotonic() < deadline and await self._others(bus):  # noqa: ASYNC110  (nothing tells us)
             await asyncio.sleep(_LOOK)
+
+    async def _until_saved(self) -> None:
+        """The last checkpoint's files are written: it is soon committed, or known to have failed."""
+        deadline = time.monotonic() + _SAVED
+        while self._status.saving.begun and time.monotonic() < deadline:  # noqa: ASYNC110  (told on the bus's side)
+            await asyncio.sleep(0.02)
 
     async def _proof(self, bus: Bus) -> Proof | None:
         try:
@@ -390,7 +409,7 @@ class Launch:
             (self._screen.err if error else self._screen.out)(text)
 
     def _heard(self, received: Received) -> None:
-        event = received.event
+        event, before = received.event, self._status.saving
         self._status = see(self._status, event, time.monotonic(), received.time, received.seq)
         self._failures.tell(event)
         if self._status.finished is not None and self._status.run == self._spec.run:
@@ -402,6 +421,8 @@ class Launch:
             self._has_joined = True
         if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
             self._farewell = event
+        if isinstance(event, CheckpointFailed) and self._status.saving.failures == before.failures:
+            return  # one of its other writers has said so, or nothing has failed
         awaiting = event.awaiting if isinstance(event, WorldChanged) else ""
         line = line_of(event, slots=self._status.slots, awaited=self._awaited.worth(awaiting, time.monotonic()))
         if line is not None:

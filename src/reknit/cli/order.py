@@ -17,7 +17,7 @@ from reknit.core.home import Home, JobFolder, read_secret, secret_check
 from reknit.core.settings import AUTO, Settings, usable_cores
 from reknit.core.subjects import MAX_NAME
 
-from . import control, host_reader, output
+from . import checkpoint_folder, control, host_reader, output
 from .address import check_host, is_loopback, node_name
 from .script import Script
 
@@ -93,7 +93,8 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
     """Work out what to run; the job's folder exists.
 
     Raises:
-        UsageError: a secret that cannot be read, an address that is not this machine's.
+        UsageError: a secret that cannot be read, an address that is not this machine's, a folder that cannot hold
+            checkpoints.
     """
     wanted, node, saves = settings.job, settings.node, settings.checkpoint
     if settings.node.host:
@@ -111,9 +112,8 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
     secret = read_secret(Path(settings.control.secret_file)) if settings.control.secret_file else folder.secret()
     hosts, gossips = host_reader.split(node.discover)
     nproc = usable_cores() if wanted.nproc_per_node == AUTO else wanted.nproc_per_node
-    where = saves.checkpoint_dir or str(folder.checkpoints)
-    if "://" not in where:
-        where = str(Path(where).expanduser().absolute())
+    where = Path(saves.checkpoint_dir or folder.checkpoints).expanduser().absolute()
+    checkpoint_folder.check(where, job)
     spec = JobSubmitted(
         run=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         script=script.target,
@@ -124,7 +124,7 @@ def order_of(settings: Settings, script: Script, job: str, folder: JobFolder) ->
         nproc_per_node=nproc,
         spares=wanted.spares,
         secret_check=secret_check(secret, job),
-        checkpoint_dir=where,
+        checkpoint_dir=str(where),
         checkpoint_every_steps=saves.checkpoint_every_steps,
         checkpoint_every_seconds=saves.checkpoint_every_seconds,
         checkpoint_keep=saves.keep,

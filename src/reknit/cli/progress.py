@@ -17,8 +17,8 @@ from reknit.core.status import Status, Worker
 
 from .output import Colour
 
-_TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min"})
-"""Alerts that say again what a world's line, the worker's own traceback or the summary says."""
+_TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min", "checkpoint-failed"})
+"""Alerts that say again what a world's or a checkpoint's line, the worker's own traceback or the summary says."""
 
 
 def underway(status: Status) -> bool:
@@ -113,7 +113,7 @@ def line_of(event: AnyEvent, *, slots: int = 0, awaited: bool = True) -> tuple[s
         case CheckpointCommitted():
             return f"checkpoint of step {event.step} written: {event.path}", ""
         case CheckpointFailed():
-            return f"checkpoint given up: {event.reason}", "yellow"
+            return f"checkpoint failed: {event.reason}", "yellow"
         case CheckpointRestored():
             return _restored(event)
         case JobScaled():

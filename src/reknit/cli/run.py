@@ -78,7 +78,7 @@ def run(
     gossip_port: Annotated[str | None, _flag("gossip_port", metavar="PORT")] = None,
     gossip_keys: Annotated[str | None, _flag("gossip_keys", metavar="FILE")] = None,
     secret_file: Annotated[str | None, _flag("secret_file", metavar="FILE")] = None,
-    checkpoint_dir: Annotated[str | None, _flag("checkpoint_dir", metavar="DIR|URL")] = None,
+    checkpoint_dir: Annotated[str | None, _flag("checkpoint_dir", metavar="DIR")] = None,
     checkpoint_every_steps: Annotated[str | None, _flag("checkpoint_every_steps", metavar="N")] = None,
     checkpoint_every_seconds: Annotated[str | None, _flag("checkpoint_every_seconds", metavar="SECONDS")] = None,
     keep: Annotated[str | None, _flag("keep", metavar="N")] = None,

@@ -650,6 +650,10 @@ class CheckpointCommitted(Event, frozen=True, tag="checkpoint.committed"):
     parent: str = ""
 
 
+MAKES_WAY = "the job stops before step"
+"""How the reason begins if a checkpoint that was asked for at a later step makes way for the last one."""
+
+
 class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
     """A checkpoint was given up; the one before it is untouched."""
 

@@ -88,6 +88,14 @@ def text(value: Any) -> str:
     return value
 
 
+def folder(value: Any) -> str:
+    """A folder; what looks like an address is refused, lest it become a folder of that name."""
+    folder = text(value)
+    if "://" in folder:
+        raise Unfit("must be a folder (URLs are not supported), on a file system that all nodes share")
+    return folder
+
+
 def yes_or_no(value: Any) -> bool:
     """True or false, also as people write it."""
     if isinstance(value, bool):

@@ -153,7 +153,9 @@ class CheckpointSettings:
     """Checkpoints: where, how often, how many."""
 
     checkpoint_dir: str = _setting(
-        "", kinds.text, "Folder or URL of the checkpoints; by default inside the job's folder of the home."
+        "",
+        kinds.folder,
+        "Folder of the checkpoints, the same on all nodes; by default inside the job's folder of the home.",
     )
     checkpoint_every_steps: int = _setting(0, kinds.whole(0), "Take a checkpoint every so many steps; 0: not by steps.")
     checkpoint_every_seconds: float = _setting(

@@ -130,6 +130,14 @@ class Saving:
     in_flight: str = ""
     failed: str = ""
     """Reason of the newest failure, empty after a later commit."""
+    failed_id: str = ""
+    """Id of the newest one that failed."""
+    failures: int = 0
+    """Checkpoints that failed since the newest commit."""
+    begun: bool = False
+    """A file of the one in flight is written."""
+    restored: int = -1
+    """Steps in the checkpoint that the run went on from, until one of its own is committed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

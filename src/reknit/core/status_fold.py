@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from reknit.core.events import (
+    MAKES_WAY,
     AgentJoined,
     AgentLeft,
     Alert,
@@ -16,6 +17,7 @@ from reknit.core.events import (
     CheckpointFailed,
     CheckpointRequested,
     CheckpointRestored,
+    CheckpointWritten,
     EpochFinished,
     HostsListed,
     JobFinished,
@@ -83,7 +85,7 @@ def _see(status: Status, event: AnyEvent, now: float, wall: float, seq: int) -> 
             return dataclasses.replace(status, hosts=event.hosts)
         case ShardsPlanned() | StepsCommitted() | EpochFinished() | CheckpointRestored() | RingRecovered():
             return _step(status, event, now)
-        case CheckpointRequested() | CheckpointCommitted() | CheckpointFailed():
+        case CheckpointRequested() | CheckpointWritten() | CheckpointCommitted() | CheckpointFailed():
             return dataclasses.replace(status, saving=_saving(status.saving, event, now))
         case Alert():
             return _alert(status, event)
@@ -185,6 +187,7 @@ def _step(
                 committed=event.step,
                 committed_in=event.generation,
                 losses=losses,
+                saving=_restored_saving(status.saving, event),
                 not_finite=-1,
                 workers=_restored(status, event.worker),
             )
@@ -228,14 +231,39 @@ def _committed(status: Status, event: StepsCommitted, now: float) -> Status:
     return dataclasses.replace(status, loss=event.loss, losses=losses, not_finite=-1)
 
 
-def _saving(saving: Saving, event: CheckpointRequested | CheckpointCommitted | CheckpointFailed, now: float) -> Saving:
+def _saving(
+    saving: Saving,
+    event: CheckpointRequested | CheckpointWritten | CheckpointCommitted | CheckpointFailed,
+    now: float,
+) -> Saving:
     match event:
         case CheckpointRequested():
-            return dataclasses.replace(saving, in_flight=event.checkpoint)
+            return dataclasses.replace(
+                saving, in_flight=event.checkpoint, begun=saving.begun and saving.in_flight == event.checkpoint
+            )
+        case CheckpointWritten():
+            begun = saving.begun or event.checkpoint == saving.in_flight
+            return saving if begun == saving.begun else dataclasses.replace(saving, begun=begun)
         case CheckpointCommitted():
             return Saving(event.step, event.checkpoint, event.path, now)
+        case CheckpointFailed() if event.checkpoint in (saving.checkpoint, saving.failed_id):
+            return saving  # each writer says it of its own part, and one may be late: the checkpoint is there
         case CheckpointFailed():
-            return dataclasses.replace(saving, in_flight="", failed=event.reason)
+            in_flight = "" if saving.in_flight == event.checkpoint else saving.in_flight
+            # one that was asked for at a later step than the run stops at is followed by the last one: nothing failed
+            counts = not event.reason.startswith(MAKES_WAY)
+            return dataclasses.replace(
+                saving,
+                in_flight=in_flight,
+                begun=saving.begun and bool(in_flight),
+                failed=event.reason if counts else saving.failed,
+                failed_id=event.checkpoint,
+                failures=saving.failures + counts,
+            )
+
+
+def _restored_saving(saving: Saving, event: CheckpointRestored) -> Saving:
+    return dataclasses.replace(saving, restored=event.step) if event.checkpoint else saving
 
 
 def _alert(status: Status, event: Alert) -> Status:
