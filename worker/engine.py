@@ -60,6 +60,7 @@ class Engine:
         loss_of: reads the global mean loss out of a result buffer, for the ledger.
         feeder: sends results to candidates.
         transport: adds up; None: the ring's own links.
+        saves: a service takes checkpoints of the run.
 
     Attributes:
         standing: member, candidate or left out.
@@ -83,6 +84,7 @@ class Engine:
         loss_of: Callable[[Result], float | None],
         feeder: Feeder | None = None,
         transport: Transport | None = None,
+        saves: bool = False,
     ) -> None:
         self.identity = identity
         self.shared = shared
@@ -125,6 +127,7 @@ class Engine:
             feeder=self.feeder,
             ledger=self.ledger,
             neighbours=self.neighbours,
+            saves=saves,
         )
         self.parting = Parting(identity.worker, shared, self.neighbours, self.ledger)
         self.standing = Standing(

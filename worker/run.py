@@ -178,6 +178,7 @@ class Run:
             loss_of=self._loss_of,
             feeder=self._feeder,
             transport=self._sums.make(context.host, self.shared.moved),
+            saves=bool(context.checkpoint_dir) and bus is not None,
         )
         self.evaluations = Evaluations(
             run=context.run,

@@ -16,7 +16,7 @@ from .ring.vote import Diverged
 FED_LATELY = 10.0
 """Seconds (and one step) for which somebody outside who was fed counts as still learning."""
 LAST_CHECKPOINT = 1.0
-"""Seconds that the workers of a run that stops go on for its last checkpoint to be asked for."""
+"""Seconds that the workers of a run that stops, or that all leave, go on for its last checkpoint to be asked for."""
 
 
 class Voice:
@@ -29,6 +29,7 @@ class Voice:
         feeder: knows whether somebody outside learns from us.
         ledger: knows what is stored.
         neighbours: our links.
+        saves: a service takes checkpoints of the run.
 
     Attributes:
         stopping: the job was asked to stop: nobody is waited for.
@@ -43,6 +44,7 @@ class Voice:
         feeder: Feeder,
         ledger: Pending,
         neighbours: Neighbours,
+        saves: bool,
     ) -> None:
         self.stopping = False
         self._worker = worker
@@ -51,7 +53,9 @@ class Voice:
         self._feeder = feeder
         self._ledger = ledger
         self._neighbours = neighbours
+        self._saves = saves
         self._stays_until = 0.0
+        self._leaves_since: float | None = None
         self._fed_lately = (0.0, -1)
 
     def stop(self, *, awaits_checkpoint: bool) -> None:
@@ -87,7 +91,17 @@ class Voice:
                 switch=shared.upcoming.generation if shared.upcoming is not None else 0,
                 fed=fed,
                 stopping=self.stopping,
+                unsaved=not self.stopping and self._awaits_checkpoint(),
             )
+
+    def _awaits_checkpoint(self) -> bool:
+        """We have wanted to leave for a moment only: should nobody stay, a last checkpoint is yet to be asked for."""
+        now = time.monotonic()
+        if not (self._saves and self._shared.leaving):
+            return False
+        if self._leaves_since is None:
+            self._leaves_since = now
+        return now < self._leaves_since + LAST_CHECKPOINT
 
     def _teaches_outside(self) -> bool:
         """Somebody outside learns from us, or did a moment ago: one that is cut off begins anew."""

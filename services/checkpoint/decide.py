@@ -13,6 +13,7 @@ import xxhash
 from reknit.core import wire
 from reknit.core.decision import Decision, Out, Told
 from reknit.core.events import (
+    MAKES_WAY,
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointRequested,
@@ -23,7 +24,7 @@ from reknit.core.manifest import INDEX_NUMBER, Manifest, checkpoint_id
 
 from .assembly import PATIENCE, PATIENCE_AFTER_END, complete, covered, missing_in_words, orphans, reassign
 from .schedule import due
-from .view import JOB_STOPS, Flight, View, hear, see
+from .view import LAST, Flight, View, hear, see
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ def _fault(view: View, flight: Flight, now: float) -> str:
         return flight.fault
     if complete(flight) and covered(flight, view.ledger):
         return ""
-    if view.stopping and flight.step < 0 and flight.reason != JOB_STOPS and view.reached < flight.at_step:
-        return f"the job stops before step {flight.at_step}"
+    if view.ending and flight.step < 0 and flight.reason not in LAST and view.reached < flight.at_step:
+        return f"{MAKES_WAY} {flight.at_step}"
     if orphans(flight) and not reassign(flight):
         return f"nobody who holds the copy is left; {missing_in_words(flight)}"
     patience = PATIENCE_AFTER_END if view.over else PATIENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .view import JOB_STOPS, View
+from .view import ALL_LEAVE, JOB_STOPS, View
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,10 +35,11 @@ def due(view: View, now: float) -> Due | None:
     spec = view.spec
     if spec is None or not spec.checkpoint_dir or view.over or view.flight is not None:
         return None
-    if view.stopping:
-        return Due(view.reached, JOB_STOPS) if not view.final and view.reached > max(view.saved, 0) else None
-    if not view.running or not view.members:
+    if not view.members or not (view.running or view.stopping):
         return None
+    if view.ending:
+        reason = JOB_STOPS if view.stopping else ALL_LEAVE
+        return Due(view.reached, reason) if not view.final and view.reached > max(view.saved, 0) else None
     wanted = _by_steps(view, spec.checkpoint_every_steps) or _by_time(view, spec.checkpoint_every_seconds, now)
     course = view.course
     if wanted is not None and course is not None and wanted.at_step >= course.steps:

@@ -24,6 +24,7 @@ from reknit.core.events import (
     JobSubmitted,
     StepsCommitted,
     Terms,
+    WorkerLeaving,
     WorkerPulse,
     WorkerRegistered,
     WorldChanged,
@@ -33,6 +34,9 @@ from reknit.core.order import Course
 
 JOB_STOPS = "job stops"
 """Reason of the last checkpoint of a run that is stopped politely."""
+ALL_LEAVE = "all workers leave"
+"""Reason of a checkpoint of what nobody would have any more."""
+LAST = frozenset({JOB_STOPS, ALL_LEAVE})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +97,8 @@ class View:
         marked_at: when that was (own clock, seconds).
         saved: committed steps in the newest committed checkpoint of this run, -1 without one.
         parent: id of the newest committed or restored checkpoint.
-        final: the last checkpoint before a stop was asked for.
+        leaving: worker -> incarnation that asked to leave.
+        final: the last checkpoint before a stop, or before all leave, was asked for.
         flight: the checkpoint being made.
         kept: ids of the committed ones of this run that are not deleted.
         given_up: ids of failed ones, whose files may have to be removed.
@@ -117,6 +122,7 @@ class View:
     marked_at: float = 0.0
     saved: int = -1
     parent: str = ""
+    leaving: Mapping[str, int] = dataclasses.field(default_factory=dict)
     final: bool = False
     flight: Flight | None = None
     kept: tuple[str, ...] = ()
@@ -128,6 +134,11 @@ class View:
     def reached(self) -> int:
         """Committed steps, as well as is known."""
         return max(self.step, self.beaten)
+
+    @property
+    def ending(self) -> bool:
+        """The run stops politely, or all its workers leave: after that nobody has the state."""
+        return self.stopping or _all_leave(self.members, self.leaving)
 
     @property
     def course(self) -> Course | None:
@@ -159,6 +170,8 @@ def see(view: View, event: AnyEvent, now: float, trace: str = "") -> View:  # no
             return dataclasses.replace(view, stopping=not event.at_once)
         case WorkerRegistered() if view.spec is not None and event.run == view.spec.run and view.terms is None:
             return dataclasses.replace(view, terms=event.terms)
+        case WorkerLeaving():
+            return dataclasses.replace(view, leaving={**view.leaving, event.worker: event.incarnation})
         case WorldChanged():
             return _world(view, event)
         case StepsCommitted() if view.spec is not None and event.run == view.spec.run:
@@ -205,8 +218,18 @@ def _world(view: View, event: WorldChanged) -> View:
         before = flight.gone if flight.writers else flight.gone - members.keys()
         flight = dataclasses.replace(flight, gone=before | gone)
     return dataclasses.replace(
-        view, generation=event.generation, members=members, running=event.status == "running", flight=flight
+        view,
+        generation=event.generation,
+        members=members,
+        running=event.status == "running",
+        # should others come and leave once more, that is another end
+        final=view.final and (view.stopping or not members or _all_leave(members, view.leaving)),
+        flight=flight,
     )
+
+
+def _all_leave(members: Mapping[str, int], leaving: Mapping[str, int]) -> bool:
+    return bool(members) and all(leaving.get(worker) == incarnation for worker, incarnation in members.items())
 
 
 def _restored(view: View, event: CheckpointRestored, now: float) -> View:
@@ -244,7 +267,7 @@ def _requested(view: View, event: CheckpointRequested, now: float, trace: str) -
         asked=view.asked + 1,
         mark=max(view.mark, event.at_step),
         marked_at=now,
-        final=view.final or event.reason == JOB_STOPS,
+        final=view.final or event.reason in LAST,
         flight=Flight(event.checkpoint, event.at_step, event.reason, trace=trace, began_at=now, moved_at=now),
     )
 

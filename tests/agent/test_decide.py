@@ -9,6 +9,7 @@ from reknit.core.events import (
     AgentLeft,
     DrainAsked,
     JobFinished,
+    JobScaled,
     JobStopAsked,
     JobSubmitted,
     WorkerDying,
@@ -218,6 +219,17 @@ def test_drain_of_one_worker_is_for_good_until_more_are_asked_for() -> None:
     assert len(node.all(Fork)) == 2
     node.targets(w0=3)
     assert [f.worker for f in node.all(Fork)[2:]] == ["w0-0", "w0-2"]
+
+
+def test_a_scaling_to_the_same_number_replaces_who_was_drained() -> None:
+    node = Node(1).train()
+    node.hear(DrainAsked(target="w0-0"))
+    node.exit(0, 0)
+    assert len(node.all(Fork)) == 1
+    node.hear(JobScaled(workers=1))
+    assert len(node.all(Fork)) == 1, "how many of them are ours is not known yet"
+    node.targets(w0=1)
+    assert [f.worker for f in node.all(Fork)] == ["w0-0", "w0-0"]
 
 
 def test_old_drains_and_the_drains_of_others_are_not_ours() -> None:

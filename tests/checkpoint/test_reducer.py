@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from reknit.core import wire
 from reknit.core.events import (
+    MAKES_WAY,
     AnyEvent,
     CheckpointCommitted,
     CheckpointDeleted,
@@ -27,13 +28,14 @@ from reknit.core.events import (
     Range,
     StepsCommitted,
     Terms,
+    WorkerLeaving,
     WorkerPulse,
 )
 from reknit.core.manifest import Manifest, assign, chunk_file, file_numbers
 from reknit.core.service import Told
 from reknit.services.checkpoint.assembly import PATIENCE, PATIENCE_AFTER_END, missing_in_words
 from reknit.services.checkpoint.decide import Commit, Sweep, decide
-from reknit.services.checkpoint.view import JOB_STOPS, Flight, View
+from reknit.services.checkpoint.view import ALL_LEAVE, JOB_STOPS, Flight, View
 from support.desk import Desk
 from support.history import member, registered, world
 
@@ -249,6 +251,45 @@ def test_the_last_one_comes_after_the_one_that_is_being_written() -> None:
     assert [(r.checkpoint, r.reason) for r in it.requests()][1:] == [("r1-2", JOB_STOPS)]
 
 
+def leaving(worker: str, incarnation: int = 1) -> WorkerLeaving:
+    return WorkerLeaving(worker=worker, incarnation=incarnation, reason="drained")
+
+
+def test_what_nobody_would_have_any_more_is_saved_before_the_last_one_leaves() -> None:
+    it = service(checkpoint_every_steps=0)
+    it.publish(steps(0, 8), leaving("a"), leaving("b"))
+    assert it.requests() == []
+    it.publish(leaving("c", 7))
+    assert it.requests() == [], "another life of that name"
+    it.publish(leaving("c"))
+    assert [(r.at_step, r.reason) for r in it.requests()] == [(9, ALL_LEAVE)]
+    it.commit("r1-1", 10)
+    it.publish(steps(10, 11), world(2, status="paused", removed=("a", "b", "c")))
+    it.tick(3)
+    assert len(it.requests()) == 1
+    it.publish(JobStopAsked())
+    it.tick(3)
+    assert len(it.requests()) == 1, "nobody is there who could write one"
+
+
+def test_others_that_come_after_and_leave_too_are_saved_again() -> None:
+    it = service("a", checkpoint_every_steps=0)
+    it.publish(steps(0, 8), leaving("a"))
+    it.commit("r1-1", 9)
+    it.publish(world(2, status="paused", removed=("a",)), world(3, member("a", incarnation=2)))
+    it.publish(CheckpointRestored(run="r1", checkpoint="r1-1", step=9, worker="a", generation=3), steps(9, 12))
+    assert len(it.requests()) == 1
+    it.publish(leaving("a", 2))
+    assert [(r.checkpoint, r.at_step, r.reason) for r in it.requests()][1:] == [("r1-2", 13, ALL_LEAVE)]
+
+
+def test_a_request_for_a_later_step_makes_way_when_all_leave() -> None:
+    it = service()
+    it.publish(steps(0, 10), *(leaving(worker) for worker in "abc"))
+    assert [(r.at_step, r.reason) for r in it.requests()] == [(20, "every 20 steps"), (11, ALL_LEAVE)]
+    assert it.failures()[0].reason.startswith(MAKES_WAY)
+
+
 # -------------------------------------------------------------------------------------------------------- assembly
 
 
@@ -399,6 +440,26 @@ def test_without_progress_it_is_given_up_and_says_what_is_missing() -> None:
     assert it.failures() == []
     it.tick(2, every=1)
     assert it.failures()[0].reason == ("nothing came for 60 s; missing: the index of a; chunk 2 of b; chunk 3 of c")
+
+
+@pytest.mark.parametrize("told", [(), ("b",), ("b", "c")])
+def test_a_checkpoint_that_all_are_silent_about_does_not_stop_the_next_ones(told: tuple[str, ...]) -> None:
+    it = service()
+    it.publish(steps(0, 19), steps(20, 21))
+    for worker in told:
+        held = CheckpointHeld(
+            checkpoint="r1-1", step=20, worker=worker, chunks=1, generation=1, writers=("a", "b", "c")
+        )
+        it.publish(held)
+    it.tick(PATIENCE + 5, every=5)
+    assert [f.checkpoint for f in it.failures()] == ["r1-1"]
+    it.publish(steps(22, 40))
+    assert [r.checkpoint for r in it.requests()] == ["r1-1", "r1-2"]
+    it.tick(PATIENCE * 10, every=5)
+    it.publish(steps(41, 60))
+    it.tick(PATIENCE + 5, every=5)
+    it.publish(steps(61, 80))
+    assert [r.checkpoint for r in it.requests()] == ["r1-1", "r1-2", "r1-3"]
 
 
 def test_slow_steps_are_no_failure() -> None:

@@ -107,6 +107,23 @@ def test_a_job_that_is_to_stop_does_not_go_on_with_its_spares() -> None:
     assert (not_yet.stop, not_yet.checkpoint) == (False, ""), "it waits for the last step"
 
 
+def test_the_last_who_leave_wait_for_a_last_checkpoint_to_be_asked_for() -> None:
+    ring = ("w0", "w1")
+    both = control.merge(Wishes(leaving=frozenset({"w0"}), unsaved=True), Wishes(leaving=frozenset({"w1"})))
+    assert both == control.merge(Wishes(leaving=frozenset({"w1"})), Wishes(leaving=frozenset({"w0"}), unsaved=True))
+
+    def settled(wishes: Wishes) -> Settled:
+        return control.settle(wishes, OWNERS[:2], 6, generation=4, ring=ring, current=ring)
+
+    waits = settled(both)
+    assert (waits.stop, waits.owners, waits.leaving) == (False, OWNERS[:2], frozenset())
+    asked = settled(dataclasses.replace(both, checkpoint="last"))
+    assert (asked.stop, asked.owners, asked.checkpoint) == (True, (), "last")
+    assert settled(dataclasses.replace(both, unsaved=False)).stop, "nobody waits for ever"
+    one = settled(Wishes(leaving=frozenset({"w0"}), unsaved=True))
+    assert (one.leaving, [r.worker for r in one.owners]) == (frozenset({"w0"}), ["w1"]), "whoever is not the last goes"
+
+
 @pytest.mark.parametrize(
     "piece",
     [
@@ -122,6 +139,7 @@ def test_a_job_that_is_to_stop_does_not_go_on_with_its_spares() -> None:
             switch=8,
             fed=True,
             stopping=True,
+            unsaved=True,
         ),
         Settled(owners=OWNERS),
         Settled((), frozenset({"w0"}), "c", 1, True, 5, 6, 7, {"loss": math.inf}, ((3, (1, 2)), (4, ()))),

@@ -10,6 +10,7 @@ from reknit.core.events import (
     AnyEvent,
     DrainAsked,
     JobFinished,
+    JobScaled,
     JobStopAsked,
     JobSubmitted,
     NodeHeld,
@@ -80,10 +81,13 @@ def _heard(state: State, told: Heard) -> Decision:  # noqa: PLR0911 - a table
     return Decision(state)
 
 
-def _heard_since_joining(state: State, event: AnyEvent, now: float) -> Decision:
+def _heard_since_joining(state: State, event: AnyEvent, now: float) -> Decision:  # noqa: PLR0911 - a table
     match event:
         case DrainAsked(target=target, reason=reason):
             return _drain(state, target, reason, now)
+        case JobScaled():
+            # what follows counts also if it is the number that was told before: who was drained since is replaced
+            return Decision(replace(state, target=world.UNTOLD))
         case WorkerRegistered():
             return world.on_registered(state, event)
         case WorkerRefused():

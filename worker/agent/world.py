@@ -11,6 +11,9 @@ from .actions import Decision, Say, Watch
 from .ending import ask, kill
 from .state import Place, State, place_id
 
+UNTOLD = -1
+"""A target that nobody tells: whatever is told next is news."""
+
 
 def decided(state: State, event: WorldChanged | TargetsSet, now: float) -> Decision:
     """Follow what membership has decided."""

@@ -60,6 +60,7 @@ class Wishes:
         switch: generation of the newest planned world heard, 0 for none.
         fed: somebody outside the ring learns from here.
         stopping: the job was asked to stop.
+        unsaved: one of those that leave waits for a last checkpoint, should nobody stay.
     """
 
     plan: Plan | None = None
@@ -74,6 +75,7 @@ class Wishes:
     stopping: bool = False
     state: int = 0
     sent: int = 0
+    unsaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def merge(a: Wishes, b: Wishes) -> Wishes:
         switch=min(a.switch, b.switch),  # only a world that all actives have heard of
         fed=a.fed or b.fed,
         stopping=a.stopping or b.stopping,
+        unsaved=a.unsaved or b.unsaved,
     )
 
 
@@ -144,7 +147,7 @@ def settle(
     A plan counts only if it is of this generation, covers all slots and names live, current members in ring order;
     else the owners stay. Leaving workers lose their slots to the others. If all leave, the run stops after this step;
     but unless the job is to stop, the last who have the state do not leave before those who learn, in the ring or
-    beside it, have it too.
+    beside it, have it too, nor, for as long as they say so, before a last checkpoint is asked for.
 
     Args:
         wishes: all wishes of the step.
@@ -163,7 +166,8 @@ def settle(
     if not staying and not wishes.stopping:  # a run that stops needs nobody to go on
         staying = [w for w in ring if w in current and w not in wishes.leaving]
     learns = wishes.fed or any(w not in current and w not in wishes.leaving for w in ring)
-    stop = not staying and (wishes.stopping or not learns)
+    waits = wishes.unsaved and not wishes.checkpoint
+    stop = not staying and (wishes.stopping or not (learns or waits))
     if stop:
         ranges = ()
     elif not staying:
@@ -242,6 +246,7 @@ def encode(control: Wishes | Settled) -> bytes:
                 control.stopping,
                 control.state,
                 control.sent,
+                control.unsaved,
             ]
         )
     return wire.pack(
@@ -275,7 +280,7 @@ def decode(data: bytes) -> Wishes | Settled:
     try:
         if plain[0] == "wishes":
             _, plan, leaving, checkpoint, ledger, chain, weights, notes, switch, fed, stopping, *digests = plain
-            state, sent = digests
+            state, sent, unsaved = digests
             return Wishes(
                 plan_from_plain(plan),
                 frozenset(leaving),
@@ -289,6 +294,7 @@ def decode(data: bytes) -> Wishes | Settled:
                 bool(stopping),
                 int(state),
                 int(sent),
+                bool(unsaved),
             )
         if plain[0] == "settled":
             _, owners, leaving, checkpoint, ledger, stop, chain, weights, switch, metrics, nonfinite, *ends = plain

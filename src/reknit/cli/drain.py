@@ -25,7 +25,10 @@ def drain(
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,
 ) -> None:
-    """Take a node or a worker out of a running job; it leaves after the step in flight, nothing is computed again."""
+    """Take a node or a worker out of a running job; it leaves after the step in flight, nothing is computed again.
+
+    The last worker is not drained: `reknit stop` ends the run. The last node takes a last checkpoint and ends it too.
+    """
     asyncio.run(_drain(options.settings(job=job, nats=nats), target, reason))
 
 
@@ -39,6 +42,12 @@ async def _drain(settings: Settings, target: str, reason: str) -> None:
             hint = f"did you mean {like!r}? " if like else ""
             raise UsageError(
                 f"job {look.job!r} has no node or worker {target!r}", hint=f"{hint}there are: {', '.join(known)}"
+            )
+        if target not in nodes and not any(w.worker != target and w.state != "leaving" for w in found.members):
+            raise UsageError(
+                f"{target} is the last worker of job {look.job}: nobody else has the state of its run",
+                hint=f"end the run, after a last checkpoint: reknit stop --job {look.job}; "
+                f"or have another worker first: reknit scale 2 --job {look.job}",
             )
         await say(look, DrainAsked(target=target, reason=reason))
         output.note(f"{target} is asked to leave job {look.job}")

@@ -13,6 +13,7 @@ from reknit.core.bus import Received
 from reknit.core.errors import ControlPlaneUnreachable
 from reknit.core.events import JobFinished, JobStopAsked
 from reknit.core.settings import Settings
+from reknit.core.status import Status
 
 from . import options, output
 from .acting import acting, say
@@ -38,7 +39,7 @@ def stop(
     job: options.JobFlag = None,
     nats: options.NatsFlag = None,
 ) -> None:
-    """Stop a job: all workers leave at a step boundary, after a last checkpoint if checkpoints are taken."""
+    """Stop a job: all workers leave at a step boundary, after a last checkpoint, from which --resume goes on."""
     asyncio.run(_stop(options.settings(job=job, nats=nats), reason or "asked by reknit stop", at_once=now, wait=wait))
 
 
@@ -53,8 +54,19 @@ async def _stop(settings: Settings, reason: str, *, at_once: bool, wait: float) 
             return
         await say(look, JobStopAsked(reason=reason, at_once=at_once))
         output.note(f"job {look.job} is asked to stop" + (" at once" if at_once else ""))
+        if not at_once and (lost := _unsaved(found)):
+            output.note(lost)
         if wait:
             await _until_over(look, found.spec.run, wait)
+
+
+def _unsaved(found: Status) -> str:
+    """Say that nobody is left of whose state a last checkpoint could be taken; empty if somebody is."""
+    saved = max(found.saving.step, found.saving.restored)
+    if found.members or found.committed <= max(saved, 0):
+        return ""
+    newest = f"the newest is of step {saved}" if saved >= 0 else "there is none"
+    return f"no worker is left that has the state of step {found.committed}: no last checkpoint is taken, {newest}"
 
 
 async def _until_over(look: Look, run: str, wait: float) -> None:
