@@ -54,12 +54,16 @@ def _started(record: Record, event: WorkerStarted, _seq: int) -> Record:
 
 
 def _ended_with_their_agent(record: Record, event: WorkerStarted) -> Record:
-    """An agent that starts workers was alone in its name: whoever an agent before it started went with that one."""
+    """An agent that starts workers was alone in its name: whoever an agent before it started went with that one.
+
+    Its own may have registered before its `node.joined` was stored: theirs are later incarnations.
+    """
     node = record.nodes.get(event.node)
     if node is None:
         return record
     for known in record.workers.values():
-        if known.node == event.node and known.seq < node.seq and known.life not in record.endings:
+        earlier = known.seq < node.seq and known.incarnation < event.incarnation
+        if known.node == event.node and earlier and known.life not in record.endings:
             evidence = observe("join", known.worker, event.node, f"the agent of {event.node} was started anew")
             record = end(record, known.life, Ending("died", evidence, known.node))
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reknit.core.events import WorkerDying, WorkerExited
+from reknit.services.membership.cut import BURST, BURST_EACH, LONGEST_BURST
 from support.town import Town
 
 SOON = 0.06
@@ -35,7 +36,7 @@ def test_ten_that_end_one_after_the_other_are_one_change_of_the_world() -> None:
     town.dies("a-1", others=("a-2", "a-3"))
     for number, worker in enumerate(workers[4:-1]):
         town.later(0.01 + 0.012 * number, lambda w=worker: town.dies(w))
-    assert town.until(lambda: len(town.members) == 2, 1.0) < 0.082 + SOON
+    assert town.until(lambda: len(town.members) == 2, 1.0) < LONGEST_BURST + SOON
     assert len(town.worlds) == 2
 
 
@@ -43,7 +44,7 @@ def test_all_workers_of_a_node_whose_agent_lives_may_be_the_first_of_many() -> N
     town = ring_of("a-0", "a-1", "b-0", "b-1", "c-0")
     town.dies("a-0", others=("a-1",))
     town.later(0.015, lambda: town.dies("b-0", others=("b-1",)))
-    assert town.until(lambda: town.members == ["c-0"], 1.0) < 0.015 + SOON
+    assert town.until(lambda: town.members == ["c-0"], 1.0) < 0.015 + BURST + 2 * BURST_EACH + SOON
     assert len(town.worlds) == 2
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from reknit.core.events import NodeHeld
 from reknit.gossip.preset import TRAIN, Preset
+from reknit.services.membership.cut import LONGEST_BURST
 from reknit.services.membership.simulation.cluster import Cluster
 from reknit.services.membership.simulation.faults import VERBS, docs, parse
 from reknit.services.membership.simulation.invariants import Invariants
@@ -33,7 +34,7 @@ def test_a_quarter_vanishes_in_one_change(how: str) -> None:
     assert len(worlds(outcome)) == 2
     assert " 30 -10 +0 " in worlds(outcome)[1]
     after = float(worlds(outcome)[1].split()[0]) - 3
-    assert after < (1.8 if how == "power" else 0.1)
+    assert after < (1.8 if how == "power" else LONGEST_BURST + 0.1)
 
 
 @pytest.mark.parametrize(
