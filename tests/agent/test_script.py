@@ -151,14 +151,14 @@ def test_the_traceback_begins_with_the_users_frames(make_agent: Make) -> None:
 
 
 def test_a_sessions_connection_reports_the_failure(make_agent: Make, tmp_path: Path) -> None:
-    """With `reknit.worker.live` there, the failure goes through it, with the place in the run."""
+    """With `reknit.worker.live` there, the failure goes through it; it knows the place in the run."""
     one = make_agent(
         """
         import sys, types
         class Current:
-            step, slot, samples, incarnation = 4, 1, (8, 9), 77
-            def post(self, event):
-                open("posted.txt", "w").write(repr(event))
+            bus = None
+            def failed(self, error):
+                open("told.txt", "w").write(repr(error))
         sys.modules["reknit.worker.live"] = types.SimpleNamespace(current=lambda: Current())
         raise ValueError("boom")
         """
@@ -166,9 +166,7 @@ def test_a_sessions_connection_reports_the_failure(make_agent: Make, tmp_path: P
     one.start()
     one.event(WorkerExited)
     assert one.events(WorkerFailed) == []
-    posted = (tmp_path / "posted.txt").read_text()
-    assert "step=4, slot=1, samples=(8, 9)" in posted
-    assert "incarnation=77" in posted
+    assert (tmp_path / "told.txt").read_text() == "ValueError('boom')"
 
 
 def test_an_error_of_the_job_is_no_failure_of_the_script(make_agent: Make) -> None:
