@@ -26,6 +26,9 @@ from .step import Step
 from .tracked import Tracked
 
 _FLUSH = 5.0
+_BROKER_PATIENCE = 600.0
+"""Seconds that a worker which starts while the broker is away waits for it: those that train go on meanwhile, and
+nobody could let it in."""
 
 
 def _alone() -> WorkerContext:
@@ -245,7 +248,7 @@ class Session:
         if context is not None:
             telemetry.setup("reknit-worker")
             self._bus = BusThread(context.endpoint, context.worker)
-            self._bus.start()
+            self._bus.start(timeout=_BROKER_PATIENCE)
             self._outlet = BusOutlet(self._bus, context.job, context.worker)
 
     @property

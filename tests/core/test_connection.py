@@ -64,6 +64,18 @@ async def test_something_else_there(greeting: bytes) -> None:
         server.close()
 
 
+@pytest.mark.parametrize("said", [b"CONNECT", b"SUB ", b"PUB "])
+async def test_a_broker_that_goes_at_the_first_word_and_is_back(endpoint: Endpoint, said: bytes) -> None:
+    """The time given is used: whoever starts just when the broker is started again need not fail."""
+    async with Proxy(int(endpoint.url.rpartition(":")[2])) as proxy:
+        proxy.cut_at = said
+        through = Endpoint(url=f"nats://127.0.0.1:{proxy.port}", user=endpoint.user, password=endpoint.password)
+        async with joined(through) as bus:
+            assert proxy.cut_at == b""
+            await bus.publish("j", numbered(1))
+            assert numbers(await bus.backlog(job="j")) == [1]
+
+
 async def test_an_address_that_is_none() -> None:
     with pytest.raises(ControlPlaneUnreachable, match="cannot be reached"):
         await Bus.connect(Endpoint(url="nats://127.0.0.1:port"), source="t", timeout=0.5)

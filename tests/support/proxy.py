@@ -13,11 +13,13 @@ class Proxy:
     Attributes:
         port: where it listens on the loopback.
         deaf: while True, what the server says is thrown away; the client still gets through.
+        cut_at: once, all is cut when a client says this.
     """
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
         self.deaf = False
+        self.cut_at = b""
         self._target = target_port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -59,6 +61,10 @@ class Proxy:
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, down: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                if self.cut_at and not down and self.cut_at in data:
+                    self.cut_at = b""
+                    self.cut()
+                    return
                 if not (down and self.deaf):
                     sink.write(data)
                     await sink.drain()

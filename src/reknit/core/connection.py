@@ -135,11 +135,21 @@ class Connection:
         try:
             for listener in list(self._listeners):
                 await listener.begin(client)
-            # The library calls a handshake that was cut off a connection: only a round trip proves it.
-            await self.round_trip(max(deadline - time.monotonic(), 0.1))
+            await self._prove(deadline)
         except NotAnswered as error:
             raise self._unreachable(str(error)) from error
         self._up.set()  # not before all listen: who waits for it may rely on hearing
+
+    async def _prove(self, deadline: float) -> None:
+        """Return when the broker has answered once: the library calls a handshake that was cut off a connection."""
+        while True:
+            try:
+                await self.round_trip(max(deadline - time.monotonic(), 0.1))
+                return
+            except NotAnswered as error:
+                if error.why != "lost" or time.monotonic() + RECONNECT_WAIT > deadline:
+                    raise
+                await asyncio.sleep(RECONNECT_WAIT)  # it broke at once: the library connects anew meanwhile
 
     async def _dial(self, client: Client) -> None:
         def of_this(callback: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -326,4 +326,4 @@ class Registration:
         text = f"{type(error).__name__}: {error}"
         if text != self._said and self._connection.connected:
             self._said = text
-            _log.info("not registered now", key=self._key, reason=text)
+            _log.debug("not registered now", key=self._key, reason=text)
