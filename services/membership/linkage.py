@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from reknit.core.events import Member, RingBroken
@@ -34,6 +34,13 @@ class Linkage:
             return self
         unmade = self.unmade | told
         return Linkage(unmade, (self.made | links(members)) - unmade)
+
+    def among(self, workers: Collection[str]) -> Linkage:
+        """Return what is known of the links between these workers."""
+        unmade, made = (
+            frozenset((a, b) for a, b in some if a in workers and b in workers) for some in (self.unmade, self.made)
+        )
+        return Linkage(unmade, made)
 
 
 def links(members: Sequence[Member]) -> frozenset[Link]:

@@ -18,7 +18,7 @@ from .cut import gone_due, relink_due, removable
 from .evidence import observe
 from .formation import booting, enough, may_begin, members_without, status_of, targets
 from .planned import hindrance
-from .ring_order import first_order, order_without, route_round
+from .ring_order import first_order, order_to_learn, order_without, route_round
 from .verdict import Verdict
 from .view import Record, View, Worker
 
@@ -116,13 +116,16 @@ def _apart(record: Record) -> frozenset[str]:
 
 
 def _rerouted(record: Record, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], str]:
-    """Order the ring round what cannot be linked, else round what broke repeatedly; and say so."""
+    """Order the ring round what cannot be linked, else to find out more, else round what broke repeatedly."""
     linkage, counts = record.linkage.after(record.members, record.breaks), links_with_this_break(record)
     inside = {m.worker for m in members}
     unmade = [link for link in sorted(linkage.unmade) if inside.issuperset(link)]
     order = order_without(members, linkage.unmade, counts) if unmade else None
     if order is None:
-        return route_round(members, counts)
+        learns = order_to_learn(members, linkage) if unmade else None
+        if learns is None:
+            return route_round(members, counts)
+        return learns, "no order avoids the links that cannot be made: those that were not tried yet are"
     named = words.names([f"{a}→{b}" for a, b in unmade])
     return order, f"{named} cannot be linked: another order is tried" if order != members else ""
 

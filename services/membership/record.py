@@ -233,8 +233,10 @@ def _targets(record: Record, event: TargetsSet, seq: int) -> Record:
 
 def _count_break(record: Record, event: WorldChanged) -> Record:
     """Count a relink of unchanged members, and the link that made it necessary."""
-    same = record.lives == {(m.worker, m.incarnation) for m in event.members}
-    if not same or not record.breaks:
+    lives = {(m.worker, m.incarnation) for m in event.members}
+    if lives < record.lives and not event.apart:  # a death mends no link
+        return dataclasses.replace(record, linkage=record.linkage.among({worker for worker, _ in lives}))
+    if lives != record.lives or not record.breaks:
         return dataclasses.replace(record, relinks=0, linkage=Linkage(), apart=record.apart | set(event.apart))
     first = record.breaks[0]
     low, high = sorted((first.worker, first.peer))

@@ -22,7 +22,7 @@ import msgspec
 
 from reknit.core.events import Member
 
-from .linkage import Link
+from .linkage import Link, Linkage
 from .topology import Topology, natural
 from .view import Worker
 
@@ -33,6 +33,8 @@ _SMALL = 32
 """Members up to which two moves are tried."""
 _TRIED = 4096
 """Orders that are compared at most where no order is without bad links."""
+_BEGINNINGS = 8
+"""Members that an order is sought from."""
 REROUTE_AFTER = 2
 """Breaks of one link, with both ends alive, until the ring is routed round it."""
 
@@ -180,6 +182,40 @@ def _order_without(members: Sequence[Member], never: Collection[Link]) -> tuple[
                 stack.pop()
                 taken.discard(order.pop().worker)
     return None
+
+
+def order_to_learn(members: Sequence[Member], linkage: Linkage) -> tuple[Member, ...] | None:
+    """Return an order with as many links of which nothing is known as a short search finds; None if all are known.
+
+    For a ring in which no order avoids the links that cannot be made: what is found out now decides who goes on.
+
+    Args:
+        members: in ring order.
+        linkage: what is known of their links; of a pair that was tried one way little is expected the other way.
+    """
+    known = linkage.made | linkage.unmade
+    actives = [m for m in members if m.role == "active"]
+    spares = [m for m in members if m.role == "spare"]
+
+    def told(a: Member, b: Member) -> int:
+        return ((a.worker, b.worker) in known) + ((b.worker, a.worker) in known)
+
+    def from_here(first: Member) -> tuple[Member, ...]:
+        order = [first]
+        for group in (actives, spares):
+            rest = [m for m in group if m is not first]
+            while rest:
+                order.append(min(rest, key=lambda m: told(order[-1], m)))
+                rest.remove(order[-1])
+        return tuple(order)
+
+    def unknown(order: Sequence[Member]) -> int:
+        return sum(told(a, b) == 0 for a, b in zip(order, [*order[1:], order[0]], strict=True))
+
+    if len(members) < 2:
+        return None
+    best = max(map(from_here, (actives or spares)[:_BEGINNINGS]), key=unknown)
+    return best if unknown(best) else None
 
 
 def neighbours(members: Sequence[Member]) -> set[Pair]:

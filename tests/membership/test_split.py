@@ -65,6 +65,43 @@ def test_the_greater_part_goes_on() -> None:
     assert sorted(town.members) == ["c-0", "d-0", "e-0"]
 
 
+WORN = [[], [("a-0", "b-0")], [("c-0", "d-0")], [("a-0", "b-0"), ("c-0", "d-0")]]
+
+
+@pytest.mark.parametrize("worn", WORN, ids=str)
+@pytest.mark.parametrize("order", ["abcd", "acbd", "abdc"])
+def test_two_go_on_whatever_broke_before(order: str, worn: list[Link]) -> None:
+    """A link that broke now and then is better than none: halves that could link are found, not single members."""
+    town = ring_of(*(f"{name}-0" for name in order))
+    for a, b in worn * 2:
+        town.broken(a, b)
+        town.run(2.0)
+        town.committed(town.world.generation + 3)
+        town.run(1.0)
+    bad = cut(["a-0", "b-0"], ["c-0", "d-0"])
+    first = min(links(town.world.members) & bad)
+    town.broken(*first)
+    play(town, bad, 90.0)
+    assert len(town.members) == 2
+    assert not links(town.world.members) & bad
+
+
+def test_a_death_in_the_middle_does_not_begin_the_tries_anew() -> None:
+    town = ring_of("a-0", "b-0", "c-0", "d-0", "e-0")
+    bad = cut(["a-0", "b-0", "c-0"], ["d-0", "e-0"])
+    town.broken(*min(links(town.world.members) & bad))
+    play(town, bad, 9.0)
+    assert len(town.members) == 5
+    tried = town.houses[0].view.record.relinks
+    assert tried >= 2
+    town.kill("a-0")
+    play(town, bad, 1.0)
+    assert len(town.members) == 4
+    assert town.houses[0].view.record.relinks == tried
+    play(town, bad, 90.0)
+    assert sorted(town.members) == ["b-0", "c-0"]
+
+
 def test_one_pair_that_cannot_be_linked_in_a_ring_of_three() -> None:
     town = ring_of("a-0", "b-0", "c-0")
     town.broken("a-0", "b-0")
