@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,23 @@ def test_a_stop_after_all_are_gone_says_what_is_left(place: Place) -> None:
     assert "no last checkpoint is taken, there is none" in stopped.shown
     assert run.wait() == 143, run.shown
     assert "no checkpoint was written: 1 failed, the last: " in run.shown
+
+
+def test_a_node_that_cannot_write_where_the_run_saves_does_not_join(place: Place) -> None:
+    user = ("--user", "--map-root-user") if os.geteuid() != 0 else ()
+    own = ("unshare", *user, "--mount", "--propagation", "private")
+    mount = f"mount -t tmpfs -o ro tmpfs {place.folder}/ck"
+    (place.folder / "ck").mkdir()
+    if subprocess.run([*own, "sh", "-c", mount], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespace here")
+    start(place, 1, "--nnodes", "1:2", "--checkpoint-dir", "ck", "--checkpoint-every-steps", "10")
+    wrap = (*own, "sh", "-c", f'{mount} && exec "$@"', "sh")
+    argv = ("run", "--job", "t", "--node", "m", "--nnodes", "1:2", str(place.folder / "tiny.py"), "gate", "500")
+    refused = place.call(*argv, code=2, wrap=wrap)
+    assert f"job t keeps its checkpoints in {place.folder}/ck, and this node cannot write there: " in refused.shown
+    assert "Read-only file system" in refused.shown
+    assert "Traceback" not in refused.shown
+    assert {m["node"] for m in place.json("world", "--job", "t")["members"]} == {"n"}
+    place.open("gate")
+    assert place.commands[0].wait() == 0
+    place.nothing_left()
