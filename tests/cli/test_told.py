@@ -186,6 +186,8 @@ def test_the_live_line() -> None:
     assert live_line(status()) == "starting"
     started = WorkerStarted(worker="w1", incarnation=1, node="n", pid=1)
     assert live_line(status(started)) == "starting: 1 worker, 0 ready"
+    away = [msgspec.structs.replace(started, worker="w2"), exited("w2", -15, expected=True)]
+    assert live_line(status(started, *away)) == "starting: 1 worker, 0 ready"
     assert live_line(status(world(status="paused", awaiting="1 more node"))) == "waiting for 1 more node"
     running = status(registered("w1"), registered("w2"), world("w1", "w2"))
     assert live_line(running) == "step 0/20  2 workers  generation 3"

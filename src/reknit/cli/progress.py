@@ -13,7 +13,7 @@ from reknit.core.events import (
 )
 from reknit.core.headcount import TO_GET_ONE, headcount, workers
 from reknit.core.manifest import run_of
-from reknit.core.status import Status, Worker
+from reknit.core.status import GONE, Status, Worker
 
 from .output import Colour
 
@@ -38,7 +38,8 @@ def live_line(status: Status, *, moves: bool = True) -> str:
     world = status.world
     if world is None:
         ready = sum(w.state in {"ready", "active"} for w in status.workers.values())
-        return f"{status.state}: {workers(len(status.workers))}, {ready} ready" if status.workers else status.state
+        there = sum(w.state not in GONE for w in status.workers.values())
+        return f"{status.state}: {workers(there)}, {ready} ready" if there else status.state
     starting = world.status == "running" or any(w.state == "starting" for w in status.workers.values())
     if starting and not moves and status.finished is None:
         return _starting(status)
