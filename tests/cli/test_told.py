@@ -228,7 +228,10 @@ def test_nothing_is_said_to_run_of_which_nobody_is_heard() -> None:
     assert nobody == f"step 5/20  0 workers  generation 4  paused: waiting for a worker ({TO_GET_ONE})"
     assert mark(before, moves=False) != mark(coming, moves=False) != mark(coming)
     heard = hear(before, msgspec.structs.replace(pulse, incarnation=1, generation=3), 1.0)
-    assert underway(heard)
+    assert not underway(heard), "it may find no checkpoint"
+    restored = CheckpointRestored(run="r", checkpoint="", step=0, worker="w1", generation=3)
+    assert underway(see(heard, restored, 2.0))
+    assert underway(hear(before, msgspec.structs.replace(pulse, incarnation=1, generation=3, committed=5), 1.0))
 
 
 def steps(last: int) -> StepsCommitted:
@@ -277,3 +280,9 @@ def steps(last: int) -> StepsCommitted:
 def test_lines_of_events(event: AnyEvent, line: str | None) -> None:
     told = line_of(event)
     assert (told[0] if told else None) == line
+
+
+def test_steps_that_are_lost_for_want_of_a_checkpoint_are_told() -> None:
+    event = CheckpointRestored(run="r", checkpoint="", step=0, worker="w1", generation=1)
+    said = "no checkpoint was written, beginning at step 0, without the 57 steps of before"
+    assert line_of(event, committed=57) == (said, "yellow")

@@ -296,6 +296,7 @@ def test_a_launcher_that_was_killed_and_the_same_command_again(place: Place) -> 
     again = place.start(*common)
     again.until("loss ")
     before, _, _ = again.shown.partition("the ring begins again")
+    assert "no checkpoint was written, beginning at step 0, without the " in again.shown
     assert "n-0 and n-1 died: the agent of n was started anew; nobody is left" in before
     assert "goes on" not in before.replace("going on with its run", "")
     assert "degraded" not in again.shown

@@ -409,7 +409,7 @@ class Launch:
             (self._screen.err if error else self._screen.out)(text)
 
     def _heard(self, received: Received) -> None:
-        event, before = received.event, self._status.saving
+        event, before = received.event, self._status
         self._status = see(self._status, event, time.monotonic(), received.time, received.seq)
         self._failures.tell(event)
         if self._status.finished is not None and self._status.run == self._spec.run:
@@ -421,10 +421,11 @@ class Launch:
             self._has_joined = True
         if isinstance(event, AgentLeft) and event.node == self._node and not event.arrival:  # its own word
             self._farewell = event
-        if isinstance(event, CheckpointFailed) and self._status.saving.failures == before.failures:
+        if isinstance(event, CheckpointFailed) and self._status.saving.failures == before.saving.failures:
             return  # one of its other writers has said so, or nothing has failed
         awaiting = event.awaiting if isinstance(event, WorldChanged) else ""
-        line = line_of(event, slots=self._status.slots, awaited=self._awaited.worth(awaiting, time.monotonic()))
+        awaited = self._awaited.worth(awaiting, time.monotonic())
+        line = line_of(event, slots=self._status.slots, awaited=awaited, committed=before.committed)
         if line is not None:
             self._screen.note(*line)
 

@@ -22,9 +22,13 @@ _TOLD_ELSEWHERE = frozenset({"job-failed", "worker-failed", "job-below-min", "ch
 
 
 def underway(status: Status) -> bool:
-    """True if a member of the present world, and not only the next life of one, is heard."""
+    """True if a member of the present world is heard, and has the steps if there are any.
+
+    The next life of a member is none, and who has yet to restore may find that it begins anew.
+    """
     lives = {(m.worker, m.incarnation) for m in status.world.members} if status.world else set()
-    return any(w.heard is not None and (w.worker, w.incarnation) in lives for w in status.members)
+    heard = [w.pulse for w in status.members if w.pulse is not None and (w.worker, w.incarnation) in lives]
+    return any(pulse.committed > 0 or not status.committed for pulse in heard)
 
 
 def live_line(status: Status, *, moves: bool = True) -> str:
@@ -100,12 +104,15 @@ def mark(status: Status, *, moves: bool = True) -> tuple[object, ...]:
     return status.state, generation, max(steps, status.committed), started, moves
 
 
-def line_of(event: AnyEvent, *, slots: int = 0, awaited: bool = True) -> tuple[str, Colour] | None:  # noqa: PLR0911  (one a kind)
+def line_of(  # noqa: PLR0911  (one a kind)
+    event: AnyEvent, *, slots: int = 0, awaited: bool = True, committed: int = 0
+) -> tuple[str, Colour] | None:
     """The line that an event is worth, and its colour; None: none.
 
     Args:
         event: any.
         slots: of a step, 0: not known.
+        committed: steps before the event.
         awaited: say what a paused world waits for; False: that was said a moment ago.
     """
     match event:
@@ -116,7 +123,7 @@ def line_of(event: AnyEvent, *, slots: int = 0, awaited: bool = True) -> tuple[s
         case CheckpointFailed():
             return f"checkpoint failed: {event.reason}", "yellow"
         case CheckpointRestored():
-            return _restored(event)
+            return _restored(event, committed)
         case JobScaled():
             return f"scaled to {workers(event.workers)}", ""
         case Alert() if event.severity != "info" and event.alert not in _TOLD_ELSEWHERE:
@@ -144,7 +151,7 @@ def _world(world: WorldChanged, slots: int, *, awaited: bool) -> tuple[str, Colo
     return f"{head}: {world.reason}", "yellow" if world.removed else "cyan"
 
 
-def _restored(event: CheckpointRestored) -> tuple[str, Colour] | None:
+def _restored(event: CheckpointRestored, committed: int) -> tuple[str, Colour] | None:
     skipped = "".join(f"; skipped {reason}" for reason in event.skipped)
     if event.checkpoint:
         of = "" if (run := run_of(event.checkpoint)) in ("", event.run) else f", of run {run}"
@@ -152,4 +159,8 @@ def _restored(event: CheckpointRestored) -> tuple[str, Colour] | None:
             f"restored from checkpoint {event.checkpoint} (step {event.step}{of}){skipped}",
             "yellow" if skipped else "cyan",
         )
-    return (f"no checkpoint could be used, beginning at step 0{skipped}", "yellow") if skipped else None
+    if not skipped and not committed:
+        return None
+    what = "could be used" if skipped else "was written"
+    lost = f", without the {committed} steps of before" if committed else ""
+    return f"no checkpoint {what}, beginning at step 0{lost}{skipped}", "yellow"
