@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,6 +70,16 @@ def test_its_guard_says_that_the_node_is_gone(make_agent: Make, victims: str) ->
     assert str(one.pid) in left.reason
     until(lambda: not any(map(alive, pids)), "all processes are gone")
     assert len(one.events(AgentLeft)) == 1
+
+
+def test_no_temporary_folder_is_left(make_agent: Make, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    one = make_agent(FOREVER, folder="agent").submit().start({"TMPDIR": str(scratch)})
+    one.says("runs")
+    assert list(scratch.iterdir())
+    one.signal(signal.SIGKILL)
+    until(lambda: not list(scratch.iterdir()), "its temporary folder is gone")
 
 
 def test_a_frozen_agent_is_not_gone(make_agent: Make) -> None:

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 
 from reknit.worker import child
 
-from .guard import AGENT_PID, AGENT_WILL, sweep
+from .guard import AGENT_PID, AGENT_SCRATCH, AGENT_WILL, sweep
 from .last_will import LastWill
 
 _PRELOAD = "reknit.worker.agent.preload"
@@ -77,7 +77,11 @@ class Forkserver:
 
         To be called from the agent's main thread: the guard ends with the thread that started it.
         """
-        told = {AGENT_PID: str(os.getpid()), AGENT_WILL: self.will.text if self.will is not None else ""}
+        told = {
+            AGENT_PID: str(os.getpid()),
+            AGENT_WILL: self.will.text if self.will is not None else "",
+            AGENT_SCRATCH: util.get_temp_dir(),
+        }
         os.environ.update(told)
         try:
             stdlib.ensure_running()

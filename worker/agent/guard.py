@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 AGENT_PID = "REKNIT_AGENT_PID"
 """Set by the agent for its forkserver alone: whose guard to be."""
+AGENT_SCRATCH = "REKNIT_AGENT_SCRATCH"
+"""The same: its folder for temporary files, which an agent that was killed leaves behind."""
 AGENT_WILL = "REKNIT_AGENT_WILL"
 """The same: what to say when that agent ends without a word, see `last_will`."""
 _PR_SET_PDEATHSIG = 1
@@ -43,12 +46,13 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def stand_guard(agent: int, will: str = "") -> None:
+def stand_guard(agent: int, will: str = "", scratch: str = "") -> None:
     """Fork: the child returns and becomes the forkserver, the parent never returns.
 
     Args:
         agent: pid of the agent, our parent.
         will: its last will, if it has one.
+        scratch: its folder for temporary files.
     """
     with suppress(PermissionError):  # already a leader
         os.setsid()
@@ -68,18 +72,23 @@ def stand_guard(agent: int, will: str = "") -> None:
         sweep()
         if executor is not None:
             executor.finish()
+        if scratch and os.getppid() != agent:
+            shutil.rmtree(scratch, ignore_errors=True)
     finally:
         os._exit(0)
 
 
 def _executor(agent: int, will: str) -> Executor | None:
     # now, not before the fork: the forkserver need not wait for the bus's modules
-    executor, last_will = (import_module(f".{name}", __package__) for name in ("executor", "last_will"))
-    if (found := last_will.found(agent, will)) is None:
+    try:
+        executor, last_will = (import_module(f".{name}", __package__) for name in ("executor", "last_will"))
+        if (found := last_will.found(agent, will)) is None:
+            return None
+        text, line = found
+        one: Executor = executor.Executor(text, line, agent)
+        one.start()
+    except Exception:  # noqa: BLE001 - no thread, no memory: others will tell, and the guard's own work goes on
         return None
-    text, line = found
-    one: Executor = executor.Executor(text, line, agent)
-    one.start()
     return one
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from importlib import import_module
 
-from .guard import AGENT_PID, AGENT_WILL, stand_guard
+from .guard import AGENT_PID, AGENT_SCRATCH, AGENT_WILL, stand_guard
 
 PRELOAD = "REKNIT_PRELOAD"
 """Modules to load instead of the usual ones, with commas between; a script that needs more than torch may name that."""
@@ -27,13 +27,13 @@ WARM = (
 
 
 def _enter() -> None:
-    agent, will = os.environ.pop(AGENT_PID, ""), os.environ.pop(AGENT_WILL, "")
+    agent, will, scratch = (os.environ.pop(name, "") for name in (AGENT_PID, AGENT_WILL, AGENT_SCRATCH))
     if agent != str(os.getppid()):
         return  # imported by somebody else, not run by the forkserver of an agent
     if sys.path and sys.path[0] == "":
         # `python -c` looks in the working directory first: a user's queue.py there is not ours to load
         del sys.path[0]
-    stand_guard(int(agent), will)
+    stand_guard(int(agent), will, scratch)
     said = os.environ.get(PRELOAD)
     for name in WARM if said is None else said.replace(",", " ").split():
         _warm(name)
