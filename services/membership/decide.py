@@ -37,7 +37,7 @@ from .record import LOST, read
 from .verdict import Verdict, judge
 from .view import Check, Life, Node, Record, Sight, View
 
-DRAIN = 0.002
+DRAIN = 0.001
 """Seconds from an event to the decision: what was caused by the same fault comes within it."""
 WORTH = 1.0
 """Seconds in which a world that somebody is missing from on two kinds of evidence must be on the log, or never."""
