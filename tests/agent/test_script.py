@@ -226,7 +226,8 @@ def test_what_it_writes(make_agent: Make) -> None:
     assert "[w0-0] out\n" in one.out.read_text()
     log = (one.folder / "logs" / "w0-0.log").read_bytes()
     assert b"line 0\n" in log
-    assert b"10%\r20%\rno end\xff not utf-8" in log
+    # two pipes: what is read of one may come in between two writes to the other
+    assert b"10%\r20%\rno end\xff not utf-8" in log.replace(b"out\n", b"")
     assert exited.log == str(one.folder / "logs" / "w0-0.log")
 
 
