@@ -217,6 +217,10 @@ class AgentUnderTest:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        # its guard first: what is being forked at this moment, and never seen here, is ended by nobody else
+        give_up = time.monotonic() + 5.0
+        while any(map(alive, self._seen)) and time.monotonic() < give_up:
+            time.sleep(0.01)
         for pid in self._seen:
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if "test" not in psutil.Process(pid).name():
