@@ -20,31 +20,9 @@ from reknit.core.broker import Broker
 from support.agents import until
 from support.ipv6 import ipv6_here
 from support.launchers import Command, Place
+from support.tiny import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-# Slow steps until the gate is there, then as fast as it can.
-TINY = """
-import pathlib, sys, time
-import torch
-from torch.utils.data import TensorDataset
-import reknit
-
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-gate = pathlib.Path(sys.argv[1])
-with reknit.join() as ring:
-    ring.track(model=model, optimizer=optimizer)
-    for step in ring.steps(data, micro_batch=4, slots=4, epochs=int(sys.argv[2]), seed=0):
-        for x, y in step:
-            step.backward(torch.nn.functional.mse_loss(model(x), y))
-        optimizer.step()
-        if not gate.exists():
-            time.sleep(0.05)
-print("trained", flush=True)
-"""
 
 
 @pytest.fixture
